@@ -1,0 +1,1 @@
+"""Printers: kernel text, and the Python that runs a host program."""

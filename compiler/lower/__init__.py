@@ -1,0 +1,1 @@
+"""ATen nodes become loop bodies, views and extern calls."""
