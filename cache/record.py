@@ -1,0 +1,234 @@
+"""Records: one format of bytes in every tier, checked on every read.
+
+Layout (KFR1, little-endian)::
+
+      0  4s  "KFR1"      4 u8 version    5 u8 codec (0 raw, 1 zstd)    6 u16 flags
+      8  u32 header length              12 u16 kind    14 u16 reserved, 0
+     16  u32 key schema                 20 u32 build cost, ms
+     24  u64 raw length                 32 u64 stored length
+     40  32s key digest                 72 32s sha256(stored payload)  104 16s xxh3_128(stored)
+    120  u64 created, seconds since 1970
+    128  fields: u8 tag, u32 length, bytes
+         last 8 of the header: xxh3_64 of everything before it
+    then the stored payload, to the end
+
+Flags 1 (MAC) and 2 (ed25519) announce a signature field, which comes last and covers the header
+before it; that binds key, kind, schema and payload digest, so a record cannot be replayed under
+another key. A field tag below 0x80 may be skipped by a reader that does not know it, one from
+0x80 on may not. Nothing in a record is executable: no pickle, no source text, no paths.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import time
+from dataclasses import dataclass, field
+
+from .codec import MAX_RAW, RAW, ZSTD, pack, unpack, xxh3_64, xxh3_128
+from .errors import BadKey, BadRecord
+from .key import (
+    DIGEST_BYTES,
+    KIND_NAMES,
+    KINDS,
+    MAX_NAME,
+    MAX_PARTS,
+    Key,
+    ShortPart,
+    digest_of_short,
+)
+
+MAGIC = b"KFR1"
+VERSION = 1
+
+FLAG_MAC = 1
+FLAG_ED25519 = 2
+#: Flags that this version can read past; any other one makes the record a miss.
+KNOWN_FLAGS = FLAG_MAC | FLAG_ED25519
+
+TAG_PART = 0x81
+TAG_SIGNATURE = 0x01
+
+MAX_HEADER = 4 << 20
+
+_FIXED = struct.Struct("<4sBBHIHHIIQQ32s32s16sQ")
+_FIELD = struct.Struct("<BI")
+_PART = struct.Struct("<BQH")
+_TRAILER = struct.Struct("<Q")
+assert _FIXED.size == 128
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A stored value with everything that says what it is.
+
+    ``digest`` is the key's, ``parts`` are the key's as `Key.short_parts` gives them, ``payload`` is
+    uncompressed, ``build_ms`` what it cost to make, ``created`` seconds since 1970.
+    """
+
+    digest: bytes
+    kind: str
+    schema: int
+    parts: tuple[ShortPart, ...] = field(repr=False)
+    payload: bytes = field(repr=False)
+    build_ms: int = 0
+    created: int = 0
+
+    @classmethod
+    def of(
+        cls, key: Key, payload: bytes, *, build_ms: int = 0, created: int | None = None
+    ) -> Record:
+        """Return the record that keeps ``payload`` under ``key``, made now unless told otherwise."""
+        at = int(time.time()) if created is None else created
+        return cls(key.digest, key.kind, key.schema, key.short_parts(), payload, build_ms, at)
+
+
+def encode(record: Record) -> bytes:
+    """Return the record's bytes; raises BadRecord when it is too large or contradicts itself."""
+    if len(record.payload) > MAX_RAW:
+        raise BadRecord("too_large", f"a payload has at most {MAX_RAW} bytes")
+    check_parts(record)
+    codec, stored = pack(record.payload)
+    fields = b"".join(_encode_part(part) for part in record.parts)
+    header_length = _FIXED.size + len(fields) + _TRAILER.size
+    if header_length > MAX_HEADER:
+        raise BadRecord("too_large", f"the key parts of a record take at most {MAX_HEADER} bytes")
+    head = (
+        _FIXED.pack(
+            MAGIC,
+            VERSION,
+            codec,
+            0,
+            header_length,
+            KINDS[record.kind].code,
+            0,
+            record.schema,
+            min(max(record.build_ms, 0), 0xFFFFFFFF),
+            len(record.payload),
+            len(stored),
+            record.digest,
+            hashlib.sha256(stored).digest(),
+            xxh3_128(stored),
+            max(record.created, 0),
+        )
+        + fields
+    )
+    return b"".join((head, _TRAILER.pack(xxh3_64(head)), stored))
+
+
+def decode(
+    data: bytes | memoryview, key: Key | bytes | None = None, *, deep: bool = False
+) -> Record:
+    """Return the record in ``data``; raises BadRecord, whose ``reason`` names the first doubt.
+
+    With ``key`` (a Key or a digest) the record must be that key's; a Key's parts are compared one
+    by one. ``deep`` checks the payload's sha256 as well, as is due when a record enters a machine.
+    """
+    view = memoryview(data)
+    total = len(view)
+    if total < _FIXED.size + _TRAILER.size:
+        raise BadRecord("truncated", f"{total} bytes are no record")
+    (
+        magic,
+        version,
+        codec,
+        flags,
+        header_length,
+        kind_code,
+        reserved,
+        schema,
+        build_ms,
+        raw_length,
+        stored_length,
+        digest,
+        sha,
+        checksum,
+        created,
+    ) = _FIXED.unpack_from(view)
+    if magic != MAGIC:
+        raise BadRecord("magic", "the bytes do not begin as a record does")
+    if version != VERSION:
+        raise BadRecord("version", f"record version {version} is not {VERSION}")
+    if not _FIXED.size + _TRAILER.size <= header_length <= min(total, MAX_HEADER):
+        raise BadRecord("truncated", f"a header of {header_length} in {total} bytes")
+    body_end = header_length - _TRAILER.size
+    if _TRAILER.unpack_from(view, body_end)[0] != xxh3_64(view[:body_end]):
+        raise BadRecord("checksum", "the header's checksum is wrong")
+    if flags & ~KNOWN_FLAGS or reserved or kind_code not in KIND_NAMES or codec not in (RAW, ZSTD):
+        raise BadRecord("version", f"flags {flags}, kind {kind_code} or codec {codec} is not known")
+    if key is not None and digest != (key.digest if isinstance(key, Key) else key):
+        raise BadRecord("key_mismatch", "the record belongs to another key")
+    if stored_length != total - header_length or raw_length > MAX_RAW:
+        raise BadRecord("truncated", f"{total - header_length} payload bytes, not {stored_length}")
+    stored = view[header_length:]
+    if checksum != xxh3_128(stored):
+        raise BadRecord("checksum", "the payload's checksum is wrong")
+    if deep and hashlib.sha256(stored).digest() != sha:
+        raise BadRecord("checksum", "the payload's sha256 is wrong")
+    kind = KIND_NAMES[kind_code]
+    parts = _decode_fields(view[_FIXED.size : body_end])
+    if isinstance(key, Key) and (kind, schema, parts) != (key.kind, key.schema, key.short_parts()):
+        raise BadRecord("key_mismatch", f"the record's parts are not those of {key}")
+    payload = unpack(codec, stored, raw_length)
+    record = Record(digest, kind, schema, parts, payload, build_ms, created)
+    if not isinstance(key, Key):
+        check_parts(record)
+    return record
+
+
+def stored_digest(data: bytes | memoryview) -> bytes:
+    """Return the sha256 of the stored payload that a record's header names (unchecked)."""
+    return bytes(memoryview(data)[72:104])
+
+
+def check_parts(record: Record) -> None:
+    """Raise BadRecord unless the record's digest is the digest of its own parts."""
+    try:
+        expected = digest_of_short(record.kind, record.schema, record.parts)
+    except BadKey as error:
+        raise BadRecord("key_mismatch", str(error)) from error
+    if expected != record.digest:
+        raise BadRecord("key_mismatch", "the record's parts do not give its digest")
+
+
+def _encode_part(part: ShortPart) -> bytes:
+    name = part.name.encode()
+    body = _PART.pack(1 if part.hashed else 0, part.length, len(name)) + name + part.value
+    return _FIELD.pack(TAG_PART, len(body)) + body
+
+
+def _decode_fields(view: memoryview) -> tuple[ShortPart, ...]:
+    parts: list[ShortPart] = []
+    at, end = 0, len(view)
+    while at < end:
+        if end - at < _FIELD.size:
+            raise BadRecord("malformed", "a field is cut short")
+        tag, length = _FIELD.unpack_from(view, at)
+        at += _FIELD.size
+        if length > end - at:
+            raise BadRecord("malformed", f"field {tag:#x} is longer than its header")
+        if tag == TAG_PART:
+            if len(parts) == MAX_PARTS:
+                raise BadRecord("malformed", f"more than {MAX_PARTS} key parts")
+            parts.append(_decode_part(view[at : at + length]))
+        elif tag >= 0x80:
+            raise BadRecord("version", f"field {tag:#x} must not be skipped and is not known")
+        at += length
+    return tuple(parts)
+
+
+def _decode_part(view: memoryview) -> ShortPart:
+    if len(view) < _PART.size:
+        raise BadRecord("malformed", "a key part is cut short")
+    form, length, name_length = _PART.unpack_from(view)
+    rest = bytes(view[_PART.size :])
+    if form > 1 or not 0 < name_length <= min(len(rest), MAX_NAME):
+        raise BadRecord("malformed", "a key part's form or name is wrong")
+    value = rest[name_length:]
+    if len(value) != (DIGEST_BYTES if form else length):
+        raise BadRecord("malformed", "a key part's value has the wrong length")
+    try:
+        name = rest[:name_length].decode()
+    except UnicodeDecodeError:
+        raise BadRecord("malformed", "a key part's name is not UTF-8") from None
+    return ShortPart(name, value, form == 1, length)
