@@ -1,0 +1,75 @@
+"""Every choice that eager makes by looking at the device, made from the target instead.
+
+The rewrites run on Dynamo's graph, before anything is differentiated, so forward and backward
+agree, and so do a trace on a machine without a GPU and one with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Graph, GraphModule
+
+from ..seam.target import Target
+from .attention import choose_attention_everywhere
+
+aten = torch.ops.aten
+
+
+def make_choices(module: GraphModule, target: Target) -> None:
+    """Rewrite the device-dependent calls of ``module`` and of its sub-graphs, in place."""
+    choose_attention_everywhere(module, flash=target.device_model.flash_attention)
+    for part in module.modules():
+        if isinstance(part, GraphModule) and choose_batch_norm(part.graph):
+            part.recompile()
+
+
+def batch_norm(
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Do what F.batch_norm does, always by the native operator and never by a vendor library."""
+    return aten.native_batch_norm.default(
+        input, weight, bias, running_mean, running_var, training, momentum, eps
+    )[0]
+
+
+def _batch_norm_builtin(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> torch.Tensor:
+    """The same under the argument order of torch.batch_norm, whose last argument asks for cuDNN."""
+    del cudnn_enabled
+    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+_REPLACED: tuple[tuple[Any, Any], ...] = (
+    (F.batch_norm, batch_norm),
+    (torch.batch_norm, _batch_norm_builtin),
+)
+
+
+def choose_batch_norm(graph: Graph) -> int:
+    """Replace batch norm calls, whose operator would depend on cuDNN; return how many."""
+    count = 0
+    for node in graph.nodes:
+        for original, ours in _REPLACED:
+            if node.op == "call_function" and node.target is original:
+                node.target = ours
+                count += 1
+    return count

@@ -1,0 +1,121 @@
+"""From Dynamo's graph to compiled callables: our rewrites, AOTAutograd, then `compile_graph`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx import GraphModule
+
+from ..seam.target import Target
+from .choices import make_choices
+from .decomposition import decomposition_table
+
+GraphKind = Literal["inference", "forward", "backward"]
+#: A compiled graph: takes one list of inputs, empties it, returns a list of outputs.
+Boxed = Callable[[list[Any]], list[Any]]
+#: Receives a phase's name and its seconds; phases: "aot" (without compile_graph), "compile_graph".
+Recorder = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInfo:
+    """What a graph is for, next to the graph itself.
+
+    ``static_inputs`` are the positions of inputs whose address stays the same from call to call
+    (parameters and buffers), where AOTAutograd knows them; empty for a backward graph.
+    """
+
+    kind: GraphKind
+    static_inputs: tuple[int, ...] = ()
+
+
+class GraphCompiler(Protocol):
+    """Compiles one functional ATen graph."""
+
+    def __call__(
+        self, gm: GraphModule, example_inputs: Sequence[Any], info: GraphInfo, /
+    ) -> Boxed: ...
+
+
+class _Stopwatch:
+    """Sums the seconds spent inside, so that an outer phase can subtract an inner one."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - start
+
+
+def compile_fx(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    compile_graph: GraphCompiler,
+    target: Target,
+    record: Recorder | None = None,
+) -> Callable[..., Any]:
+    """Compile Dynamo's graph ``gm`` for ``target`` and return the callable that Dynamo wants.
+
+    Dynamo's graph is changed in place by the choices that eager would make by looking at the
+    device. AOTAutograd then traces it; each resulting graph (one for inference, a forward and a
+    backward one for training) goes to ``compile_graph``. ``record`` is told the seconds.
+    Errors of AOTAutograd and of ``compile_graph`` pass through.
+    """
+    inner = _Stopwatch()
+
+    def compiler(kind: GraphKind) -> Callable[[GraphModule, Sequence[Any]], Boxed]:
+        def compile_one(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
+            with inner.running():
+                return _boxed(compile_graph(graph, inputs, GraphInfo(kind, _static(kind))), kind)
+
+        return compile_one
+
+    started = time.perf_counter()
+    make_choices(gm, target)
+    compiled = aot_module_simplified(
+        gm,
+        example_inputs,
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=decomposition_table(),
+        # Written-back inputs are AOTAutograd's epilogue, so that our graphs stay functional.
+        keep_inference_input_mutations=False,
+    )
+    if record is not None:
+        record("aot", time.perf_counter() - started - inner.seconds)
+        record("compile_graph", inner.seconds)
+    return compiled
+
+
+def _boxed(run: Boxed, kind: GraphKind) -> Boxed:
+    """Mark ``run`` as taking one list; keep Dynamo out of a backward, which autograd calls."""
+
+    def call(inputs: list[Any]) -> list[Any]:
+        return run(inputs)
+
+    boxed: Any = torch._dynamo.disable(call) if kind == "backward" else call
+    boxed._boxed_call = True
+    return boxed
+
+
+def _static(kind: GraphKind) -> tuple[int, ...]:
+    context = torch._guards.TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    if kind == "backward" or metadata is None:
+        return ()
+    return tuple(metadata.static_input_indices or ())
