@@ -1,0 +1,148 @@
+"""Gives a CPU build of torch a device guard for "cuda", so that fake tensors can live there.
+
+The guard is 60 lines of C++ (shim.cpp), compiled once per torch build into the user's cache
+directory and loaded after torch. A CUDA or ROCm build has its own guard, which FakeTensorMode
+already keeps from touching a driver; it needs none of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import torch
+
+from .errors import ShimUnavailable
+
+_SOURCE = Path(__file__).with_name("shim.cpp")
+_FLAGS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden")
+_COMPILE_SECONDS = 180.0
+_REMEDY_COMPILER = "install g++ (or set CXX to a C++20 compiler), or use a CUDA build of torch"
+_lock = threading.Lock()
+
+
+def ensure_device_guard() -> bool:
+    """Make sure that fake tensors on "cuda" work in this process; return whether we had to act.
+
+    Takes about 2 s once per torch build and user, milliseconds afterwards, and nothing on a CUDA
+    or ROCm build. Call it before the first backward of the process: autograd counts devices then.
+    Raises ShimUnavailable, whose text says what to install.
+    """
+    if torch.backends.cuda.is_built():
+        return False
+    with _lock:
+        return _install()
+
+
+@functools.cache
+def _install() -> bool:
+    library = _shared_directory() / f"guard-{_digest()}.so"
+    if library.exists():
+        with contextlib.suppress(OSError, AttributeError):  # damaged: build it again
+            return _load(library)
+    build_guard(library)
+    try:
+        return _load(library)
+    except (OSError, AttributeError) as error:
+        raise ShimUnavailable(
+            f"the device guard was built but does not load ({error})",
+            f"delete {library} and try again, or use a CUDA build of torch",
+        ) from error
+
+
+def _load(library: Path) -> bool:
+    handle = ctypes.CDLL(str(library))
+    return bool(handle.kernelfarm_install_guard())
+
+
+def _digest() -> str:
+    """Name the build by everything that its machine code depends on."""
+    parts = (
+        _SOURCE.read_bytes(),
+        torch.__version__.encode(),
+        str(torch.version.git_version).encode(),
+        str(torch.compiled_with_cxx11_abi()).encode(),
+        " ".join(_FLAGS).encode(),
+        os.uname().machine.encode(),
+    )
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(len(part).to_bytes(8, "little") + part)
+    return whole.hexdigest()[:32]
+
+
+def _shared_directory() -> Path:
+    """Return a directory that only this user can write: a library in it is code that we run."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    directory = Path(home) / "kernelfarm" / "shim"
+    with contextlib.suppress(OSError):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.lstat()
+        private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o022
+        if private and found.st_uid == os.geteuid() and os.access(directory, os.W_OK):
+            return directory
+    # No usable home: a fresh private directory, at the price of one compile per process.
+    return Path(tempfile.mkdtemp(prefix="kernelfarm-shim-"))
+
+
+def find_compiler() -> str:
+    """Return a C++ compiler: ``CXX``, else g++, c++ or clang++ on the path."""
+    wanted = os.environ.get("CXX")
+    for name in (wanted,) if wanted else ("g++", "c++", "clang++"):
+        found = shutil.which(name)
+        if found:
+            return found
+    looked = f"CXX={wanted} is not on the path" if wanted else "no C++ compiler was found"
+    raise ShimUnavailable(looked, _REMEDY_COMPILER)
+
+
+def build_guard(library: Path) -> None:
+    """Compile shim.cpp against the running torch's headers and put it at ``library`` atomically.
+
+    Raises ShimUnavailable: no compiler, no headers, a failed or endless compile, a full disk.
+    """
+    root = Path(torch.__file__).parent
+    if not (root / "include" / "c10").is_dir():
+        raise ShimUnavailable(
+            f"torch at {root} comes without its C++ headers", "reinstall torch from its wheel"
+        )
+    compiler = find_compiler()
+    try:
+        with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as scratch:
+            made = Path(scratch) / library.name
+            command = [compiler, *_FLAGS, f"-I{root / 'include'}", str(_SOURCE), "-o", str(made)]
+            command += [f"-L{root / 'lib'}", "-lc10"]
+            _compile(command)
+            os.replace(made, library)
+    except OSError as error:
+        raise ShimUnavailable(
+            f"{library.parent} cannot hold the device guard ({error})",
+            "set XDG_CACHE_HOME to a writable directory",
+        ) from error
+
+
+def _compile(command: list[str]) -> None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ShimUnavailable(
+            f"{command[0]} did not finish within {_COMPILE_SECONDS:.0f} s", _REMEDY_COMPILER
+        ) from error
+    if done.returncode != 0:
+        first = next(
+            (line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()
+        )
+        raise ShimUnavailable(
+            f"{command[0]} failed on the device guard ({first[:300]})", _REMEDY_COMPILER
+        )
