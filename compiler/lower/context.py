@@ -1,0 +1,362 @@
+"""Lowering: walk an ATen graph once and leave loop nests, library calls and views behind."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..body import Recorder, loop_vars
+from ..errors import GraphError, LoweringError
+from ..index import ZERO, Index, linear
+from ..ir import (
+    Buffer,
+    Compute,
+    Extern,
+    Lazy,
+    LoweredGraph,
+    Output,
+    Tensor,
+    View,
+    cost_of,
+    is_dense,
+    same_layout,
+)
+from ..ops import KERNEL_DTYPES, compute_dtype
+from ..sym import Size, as_size, contiguous_strides
+from .registry import lowering_for
+
+#: A lazy that is used more than once stays lazy only below these: recomputing it costs less
+#: than writing and reading it (one read, a cast or an add).
+CHEAP_READS, CHEAP_COST = 1, 2
+#: A single lazy never grows beyond these; longer chains are cut by a buffer, which fusion may remove.
+MAX_READS, MAX_COST = 24, 400
+
+#: Takes the recorder and the results of a reduction, returns the values to store.
+Finish = Callable[[Recorder, list[int]], list[int]]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Our name of a torch dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
+class Lowering:
+    """The state of one walk: the graph built so far and the node being lowered."""
+
+    def __init__(self, gm: fx.GraphModule, device_type: str = "cuda") -> None:
+        self.gm = gm
+        self.device_type = device_type
+        self.graph = LoweredGraph()
+        self.env: dict[fx.Node, Any] = {}
+        self.node: fx.Node | None = None
+        self.lowered_ops: dict[str, int] = {}
+        self.fallback_ops: dict[str, int] = {}
+        self._count = 0
+
+    # -- naming and metadata -------------------------------------------------------------------
+
+    def fresh(self, prefix: str) -> str:
+        """A name that no other buffer has."""
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def device_of(self, val: torch.Tensor) -> str:
+        """ "target" for tensors on the compiled-for device, "cpu" for the rest."""
+        return "target" if val.device.type == self.device_type else "cpu"
+
+    @property
+    def meta(self) -> Any:
+        """The fake value(s) of the node being lowered."""
+        assert self.node is not None
+        return self.node.meta["val"]
+
+    def out_sizes(self) -> tuple[Size, ...]:
+        """Sizes of the (single) output of the node being lowered."""
+        return tuple(as_size(s) for s in self.meta.shape)
+
+    def out_dtype(self) -> str:
+        """Stored dtype of the (single) output of the node being lowered."""
+        return dtype_name(self.meta.dtype)
+
+    def origin(self) -> tuple[str, ...]:
+        """What new nodes record as their source."""
+        return (self.node.name,) if self.node is not None else ()
+
+    # -- building -------------------------------------------------------------------------------
+
+    def buffer(
+        self,
+        sizes: tuple[Size, ...],
+        dtype: str,
+        strides: tuple[Size, ...] | None = None,
+        *,
+        role: str = "compute",
+        device: str = "target",
+        name: str | None = None,
+        aligned: bool = True,
+    ) -> Buffer:
+        """Declare memory; contiguous unless strides are given."""
+        out = Buffer(
+            name or self.fresh("buf"),
+            sizes,
+            contiguous_strides(sizes) if strides is None else strides,
+            dtype,
+            device,
+            role,
+            aligned,
+        )
+        self.graph.buffers[out.name] = out
+        return out
+
+    def whole(self, buffer: Buffer) -> View:
+        """The view of a whole buffer."""
+        return View(buffer, buffer.sizes, buffer.strides)
+
+    def realize(self, tensor: Tensor, strides: tuple[Size, ...] | None = None) -> View:
+        """Memory that holds the tensor, with exactly these strides if they are given.
+
+        A view that already has them is returned as it is; otherwise one loop nest is added that
+        stores the elements, its loops ordered so that the innermost runs along the smallest stride.
+        """
+        if isinstance(tensor, View) and (
+            strides is None or same_layout(tensor.sizes, tensor.strides, strides)
+        ):
+            return tensor
+        if strides is None or not is_dense(tensor.sizes, strides):
+            wanted = contiguous_strides(tensor.sizes)
+        else:
+            wanted = strides
+        out = self.buffer(tensor.sizes, tensor.dtype, wanted)
+        order = _loop_order(tensor.sizes, wanted)
+        loops = loop_vars("p", [tensor.sizes[d] for d in order])
+        index = [ZERO] * len(tensor.sizes)
+        for position, dim in enumerate(order):
+            index[dim] = loops[position]
+        recorder = Recorder()
+        value = tensor.load(recorder, index)
+        recorder.store(out.name, linear(index, wanted), value, out.dtype)
+        body = recorder.finish([tensor.sizes[d] for d in order])
+        self.graph.nodes.append(Compute(out.name, body, self.origin()))
+        return self.whole(out)
+
+    def reduce(
+        self,
+        kind: str,
+        tensor: Tensor,
+        dims: Sequence[int],
+        *,
+        compute: str,
+        out_dtypes: Sequence[str],
+        keepdim: bool,
+        finish: Finish | None = None,
+        result_dtype: str | None = None,
+    ) -> tuple[View, ...]:
+        """Reduce over ``dims``; one loop nest, one buffer for each output.
+
+        ``compute`` is the dtype the operand is converted to first; ``finish`` maps the reduction's
+        results to the values that are stored (default: the results themselves).
+        ``result_dtype`` is the reduction's own result dtype (default: ``compute``).
+        """
+        from ..ops import REDUCTIONS
+
+        rank = len(tensor.sizes)
+        reduced = {d % rank for d in dims} if rank else set()
+        kept = [d for d in range(rank) if d not in reduced]
+        over = [d for d in range(rank) if d in reduced]
+        loops = loop_vars("p", [tensor.sizes[d] for d in kept])
+        rloops = loop_vars("r", [tensor.sizes[d] for d in over])
+        index = [ZERO] * rank
+        for d, i in zip((*kept, *over), (*loops, *rloops), strict=True):
+            index[d] = i
+        recorder = Recorder()
+        value = recorder.cast(tensor.load(recorder, index), compute)
+        total = recorder.reduce(kind, value, compute_dtype(result_dtype or compute))
+        parts = REDUCTIONS[kind]
+        results = [total] if parts == 1 else [recorder.part(total, k) for k in range(parts)]
+        if finish is not None:
+            results = finish(recorder, results)
+        out_sizes = tuple(
+            1 if d in reduced else tensor.sizes[d] for d in range(rank) if keepdim or d not in reduced
+        )
+        outs: list[View] = []
+        for result, dtype in zip(results, out_dtypes, strict=True):
+            out = self.buffer(out_sizes, dtype)
+            kept_strides = [
+                s for d, s in enumerate(out.strides) if not keepdim or d not in reduced
+            ]
+            recorder.store(
+                out.name, linear(loops, kept_strides), recorder.cast(result, dtype), dtype
+            )
+            outs.append(self.whole(out))
+        body = recorder.finish(
+            [tensor.sizes[d] for d in kept], [tensor.sizes[d] for d in over]
+        )
+        self.graph.nodes.append(Compute(outs[0].buffer.name, body, self.origin()))
+        return tuple(outs)
+
+    def extern(self, op: str, args: tuple, kwargs: dict[str, object], meta: Any) -> Any:
+        """Add a library call whose results have the fake metadata ``meta``."""
+        name = self.fresh("ext")
+        outputs: list[Output] = []
+
+        def build(val: Any, path: tuple[int, ...]) -> Any:
+            if isinstance(val, torch.Tensor):
+                out = self.buffer(
+                    tuple(as_size(s) for s in val.shape),
+                    dtype_name(val.dtype),
+                    tuple(as_size(s) for s in val.stride()),
+                    role="extern",
+                    device=self.device_of(val),
+                    name=name if not path else None,
+                )
+                outputs.append(Output(out, path))
+                return self.whole(out)
+            if isinstance(val, (tuple, list)):
+                return tuple(build(v, (*path, i)) for i, v in enumerate(val))
+            return None  # a number or nothing: whoever uses it gets a LoweringError
+
+        result = build(meta, ())
+        self.graph.nodes.append(
+            Extern(name, op, args, tuple(kwargs.items()), tuple(outputs), self.origin())
+        )
+        return result
+
+    # -- the walk -------------------------------------------------------------------------------
+
+    def run(self) -> LoweredGraph:
+        """Lower every node; raises `LoweringError` or `GraphError` naming node, op and reason."""
+        for node in self.gm.graph.nodes:
+            self.node = node
+            match node.op:
+                case "placeholder":
+                    self.env[node] = self._placeholder(node)
+                case "get_attr":
+                    self.env[node] = self._constant(node)
+                case "call_function":
+                    self.env[node] = self._settle(node, self._call(node))
+                case "output":
+                    self._output(node)
+                case _:
+                    raise GraphError(f"node {node.name} is a {node.op}; expected a functional graph")
+        self.node = None
+        return self.graph
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        val = node.meta.get("val")
+        if not isinstance(val, torch.Tensor):
+            self.graph.inputs.append(node.name)
+            return val
+        sizes = tuple(as_size(s) for s in val.shape)
+        strides = tuple(as_size(s) for s in val.stride())
+        offset = val.storage_offset()
+        aligned = isinstance(offset, int) and (offset * val.element_size()) % 16 == 0
+        out = self.buffer(
+            sizes,
+            dtype_name(val.dtype),
+            strides,
+            role="input",
+            device=self.device_of(val),
+            name=self.fresh("arg"),
+            aligned=aligned,
+        )
+        self.graph.inputs.append(out)
+        return self.whole(out)
+
+    def _constant(self, node: fx.Node) -> View:
+        owner: Any = self.gm
+        for part in str(node.target).split("."):
+            owner = getattr(owner, part)
+        if not isinstance(owner, torch.Tensor) or isinstance(owner, torch._subclasses.FakeTensor):
+            raise GraphError(f"constant {node.target} is a {type(owner).__name__}, not a real tensor")
+        tensor = owner.detach().to("cpu").contiguous()
+        if tensor.numel() * tensor.element_size() > 1 << 20:
+            raise GraphError(f"constant {node.target} is larger than 1 MiB")
+        out = self.buffer(
+            tuple(tensor.shape),
+            dtype_name(tensor.dtype),
+            role="constant",
+            device=self.device_of(owner),
+            name=self.fresh("const"),
+        )
+        self.graph.constants[out.name] = bytes(tensor.flatten().view(torch.uint8).numpy())
+        return self.whole(out)
+
+    def _call(self, node: fx.Node) -> Any:
+        if node.target is operator.getitem:
+            source, position = node.args
+            return self.env[source][position]  # type: ignore[index]
+        args = fx.node.map_arg(node.args, lambda n: self.env[n])
+        kwargs = fx.node.map_arg(node.kwargs, lambda n: self.env[n])
+        fn = lowering_for(node.target)
+        if fn is not None and self._in_scope(node):
+            result = fn(self, *args, **kwargs)
+            if result is not NotImplemented:
+                _count(self.lowered_ops, str(node.target))
+                return result
+        from .fallback import fallback
+
+        _count(self.fallback_ops, str(node.target))
+        return fallback(self, node, args, kwargs)
+
+    def _in_scope(self, node: fx.Node) -> bool:
+        """Whether all tensors in and out are on the target with dtypes that kernels can hold."""
+        vals = [n.meta.get("val") for n in node.all_input_nodes]
+        outs = node.meta.get("val")
+        vals += list(outs) if isinstance(outs, (tuple, list)) else [outs]
+        flat = [v for v in vals if isinstance(v, torch.Tensor)]
+        return all(
+            self.device_of(v) == "target" and dtype_name(v.dtype) in KERNEL_DTYPES for v in flat
+        )
+
+    def _settle(self, node: fx.Node, result: Any) -> Any:
+        """Give a lazy result memory where recomputing it would cost more."""
+        if not isinstance(result, Lazy):
+            return result
+        cost, reads = cost_of(result)
+        shared = len(node.users) > 1 and (reads > CHEAP_READS or cost > CHEAP_COST)
+        if shared or reads > MAX_READS or cost > MAX_COST:
+            return self.realize(result, tuple(as_size(s) for s in node.meta["val"].stride()))
+        return result
+
+    def _output(self, node: fx.Node) -> None:
+        (results,) = node.args
+        for item in results if isinstance(results, (tuple, list)) else (results,):  # type: ignore[union-attr]
+            if not isinstance(item, fx.Node):
+                self.graph.outputs.append(item)
+                continue
+            value = self.env[item]
+            if isinstance(value, Tensor):
+                val = item.meta["val"]
+                value = self.realize(value, tuple(as_size(s) for s in val.stride()))
+            elif value is not None and not isinstance(value, (int, float, bool)):
+                raise LoweringError(item.name, str(item.target), "returns a value that is no tensor")
+            self.graph.outputs.append(value)
+
+
+def _count(table: dict[str, int], name: str) -> None:
+    table[name] = table.get(name, 0) + 1
+
+
+def _loop_order(sizes: Sequence[Size], strides: Sequence[Size]) -> list[int]:
+    """Dimensions from the largest stride to the smallest; symbolic strides keep their place."""
+    dims = range(len(sizes))
+    if not all(isinstance(s, int) for s in strides):
+        return list(dims)
+    return sorted(dims, key=lambda d: (-int(strides[d]), d))
+
+
+def broadcast_index(
+    index: Sequence[Index], sizes: Sequence[Size], out_sizes: Sequence[Size]
+) -> list[Index]:
+    """Coordinates in an operand of ``sizes`` for coordinates of a broadcast result."""
+    lead = len(out_sizes) - len(sizes)
+    out: list[Index] = []
+    for d, size in enumerate(sizes):
+        whole = out_sizes[lead + d]
+        stretched = isinstance(size, int) and size == 1 and not (isinstance(whole, int) and whole == 1)
+        out.append(ZERO if stretched else index[lead + d])
+    return out

@@ -1,0 +1,104 @@
+"""The generic fallback: any operator without a lowering becomes a library call.
+
+View operators become views of the same memory without a call, from the traced metadata alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..errors import GraphError, LoweringError
+from ..host import DeviceRef, DType, MemoryFormat
+from ..ir import Tensor, View, same_layout
+from ..sym import as_size
+from .context import Lowering, dtype_name
+
+
+def fallback(ctx: Lowering, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Turn a node into a view or a library call; raises `GraphError` for what has no data form."""
+    op = node.target
+    if not isinstance(op, torch._ops.OpOverload):
+        raise GraphError(f"node {node.name} calls {op}, which is not an ATen operator")
+    if op._schema.is_mutable:
+        raise GraphError(f"node {node.name} calls {op}, which mutates its arguments")
+    if node.meta.get("val") is None:
+        raise GraphError(f"node {node.name} ({op}) carries no metadata")
+    view = as_view(ctx, node, args)
+    if view is not None:
+        return view
+    converted = tuple(_argument(ctx, node, a, n) for a, n in zip(args, node.args, strict=True))
+    named = {k: _argument(ctx, node, kwargs[k], n) for k, n in node.kwargs.items()}
+    return ctx.extern(str(op), converted, named, node.meta["val"])
+
+
+def as_view(ctx: Lowering, node: fx.Node, args: Any) -> View | tuple[View, ...] | None:
+    """The result as views of the first argument's memory, if the operator's schema says it aliases it."""
+    op = node.target
+    assert isinstance(op, torch._ops.OpOverload)
+    schema = op._schema
+    if not schema.arguments or not schema.returns or not node.args:
+        return None
+    first = schema.arguments[0].alias_info
+    if first is None or first.is_write or not isinstance(node.args[0], fx.Node):
+        return None
+    source = node.args[0].meta.get("val")
+    if not isinstance(source, torch.Tensor) or not isinstance(args[0], Tensor):
+        return None
+    base = ctx.realize(args[0], tuple(as_size(s) for s in source.stride()))
+    if not same_layout(base.sizes, base.strides, [as_size(s) for s in source.stride()]):
+        return None  # the traced layout has overlaps that our copy of it has not
+
+    def build(val: Any) -> View | None:
+        if not isinstance(val, torch.Tensor):
+            return None
+        if val.untyped_storage()._cdata != source.untyped_storage()._cdata:
+            return None  # e.g. aten.reshape that had to copy
+        offset = as_size(val.storage_offset())
+        start = as_size(source.storage_offset())
+        if dtype_name(val.dtype) != base.dtype:
+            if val.element_size() != source.element_size():
+                return None
+            if base.offset != 0 or start != offset:
+                return None
+        return View(
+            base.buffer,
+            tuple(as_size(s) for s in val.shape),
+            tuple(as_size(s) for s in val.stride()),
+            base.offset + offset - start,
+            dtype_name(val.dtype),
+        )
+
+    meta = node.meta["val"]
+    if isinstance(meta, (tuple, list)):
+        views = tuple(build(v) for v in meta)
+        return None if any(v is None for v in views) else views  # type: ignore[return-value]
+    return build(meta)
+
+
+def _argument(ctx: Lowering, node: fx.Node, value: Any, source: Any) -> Any:
+    """An FX argument as a host argument; tensors are realised with the layout that was traced."""
+    match value:
+        case Tensor():
+            val = source.meta["val"]
+            return ctx.realize(value, tuple(as_size(s) for s in val.stride()))
+        case None | bool() | int() | float() | str():
+            return value
+        case torch.dtype():
+            return DType(dtype_name(value))
+        case torch.device():
+            return DeviceRef("target" if value.type == ctx.device_type else value.type)
+        case torch.layout() | torch.memory_format():
+            return MemoryFormat(str(value).removeprefix("torch."))
+        case tuple() | list():
+            return tuple(
+                _argument(ctx, node, v, s) for v, s in zip(value, source, strict=True)
+            )
+        case torch.SymInt():
+            raise LoweringError(node.name, str(node.target), "a symbolic size reached a library call")
+        case _:
+            raise GraphError(
+                f"node {node.name} ({node.target}) has an argument of type {type(value).__name__}"
+            )

@@ -1,0 +1,159 @@
+"""Reductions over dimensions: sums, extremes, their positions, truth, mean and variance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..body import Recorder
+from ..ir import Tensor
+from ..ops import is_float
+from ..sym import product
+from .context import Lowering
+from .pointwise import truth
+from .registry import lower
+
+aten = torch.ops.aten
+
+
+def all_dims(tensor: Tensor, dims: int | Sequence[int] | None) -> list[int]:
+    """Normalised dimensions; None or an empty list means all of them."""
+    rank = len(tensor.sizes)
+    if isinstance(dims, int):
+        dims = [dims]
+    if dims is None or len(dims) == 0:
+        return list(range(rank))
+    return sorted({d % rank if rank else 0 for d in dims}) if rank else []
+
+
+@lower(aten.sum, aten.prod)
+def sum_(ctx: Lowering, a: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """Sum or product; integers and booleans accumulate in int64 as eager does."""
+    assert ctx.node is not None
+    kind = ctx.node.target.overloadpacket.__name__  # type: ignore[union-attr]
+    out = ctx.out_dtype()
+    (result,) = ctx.reduce(
+        kind, a, all_dims(a, dim), compute=out, out_dtypes=[out], keepdim=keepdim
+    )
+    return result
+
+
+@lower(aten.mean)
+def mean(ctx: Lowering, a: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """Arithmetic mean, accumulated in float32 or float64."""
+    out = ctx.out_dtype()
+    if not is_float(out):
+        return NotImplemented
+    dims = all_dims(a, dim)
+    count = product(a.sizes[d] for d in dims)
+
+    def finish(r: Recorder, values: list[int]) -> list[int]:
+        return [r.op("div", values[0], r.const(float(count), out))]
+
+    (result,) = ctx.reduce(
+        "sum", a, dims, compute=out, out_dtypes=[out], keepdim=keepdim, finish=finish
+    )
+    return result
+
+
+@lower(aten.amax, aten.amin)
+def amax(ctx: Lowering, a: Tensor, dim: Any = (), keepdim: bool = False) -> Any:
+    """Largest or smallest element; NaN wins."""
+    assert ctx.node is not None
+    kind = ctx.node.target.overloadpacket.__name__.removeprefix("a")  # type: ignore[union-attr]
+    return _extreme(ctx, kind, a, all_dims(a, dim), keepdim)
+
+
+def _extreme(ctx: Lowering, kind: str, a: Tensor, dims: list[int], keepdim: bool) -> Any:
+    if a.dtype == "bool":
+        kind = "any" if kind == "max" else "all"
+    if any(isinstance(a.sizes[d], int) and a.sizes[d] == 0 for d in dims):
+        return NotImplemented  # eager raises, and so does the library call
+    (result,) = ctx.reduce(kind, a, dims, compute=a.dtype, out_dtypes=[a.dtype], keepdim=keepdim)
+    return result
+
+
+@lower(aten.max.default, aten.min.default)
+def max_all(ctx: Lowering, a: Tensor) -> Any:
+    """Largest or smallest element of a whole tensor."""
+    assert ctx.node is not None
+    kind = ctx.node.target.overloadpacket.__name__  # type: ignore[union-attr]
+    return _extreme(ctx, kind, a, all_dims(a, None), False)
+
+
+@lower(aten.argmax, aten.argmin)
+def argmax(ctx: Lowering, a: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Position of the first largest or smallest element; NaN wins.
+
+    Over all dimensions the position is that in row-major order, and eager's, whatever the layout.
+    """
+    assert ctx.node is not None
+    kind = ctx.node.target.overloadpacket.__name__  # type: ignore[union-attr]
+    if a.dtype == "bool" or any(isinstance(s, int) and s == 0 for s in a.sizes):
+        return NotImplemented
+    (result,) = ctx.reduce(
+        kind,
+        a,
+        all_dims(a, dim),
+        compute=a.dtype,
+        out_dtypes=["int64"],
+        keepdim=keepdim,
+        result_dtype="int64",
+    )
+    return result
+
+
+@lower(aten.any, aten.all)
+def any_(ctx: Lowering, a: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """Whether any or all elements are true; eager gives uint8 for uint8 input."""
+    assert ctx.node is not None
+    kind = ctx.node.target.overloadpacket.__name__  # type: ignore[union-attr]
+    out = ctx.out_dtype()
+    from ..ir import Lazy
+
+    flags = Lazy(a.sizes, "bool", lambda r, i: truth(r, a.load(r, i)))
+    (result,) = ctx.reduce(
+        kind, flags, all_dims(a, dim), compute="bool", out_dtypes=[out], keepdim=keepdim
+    )
+    return result
+
+
+def moments(
+    ctx: Lowering, a: Tensor, dims: list[int], correction: float, keepdim: bool, outs: list[str],
+    finish: Any,
+) -> tuple[Any, ...]:
+    """Mean and variance by Welford's method; ``finish(recorder, mean, variance)`` gives the outputs."""
+    compute = "float64" if a.dtype == "float64" else "float32"
+    count = product(a.sizes[d] for d in dims)
+    divisor = max(float(count) - correction, 0.0)
+
+    def done(r: Recorder, values: list[int]) -> list[int]:
+        mean_, squares = values
+        variance = r.op("div", squares, r.const(divisor, compute))
+        return finish(r, mean_, variance)
+
+    return ctx.reduce(
+        "welford", a, dims, compute=compute, out_dtypes=outs, keepdim=keepdim, finish=done
+    )
+
+
+@lower(aten.var.correction, aten.var_mean.correction)
+def var(
+    ctx: Lowering, a: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> Any:
+    """Variance, and with var_mean the mean beside it; ``correction`` defaults to 1."""
+    assert ctx.node is not None
+    if not is_float(a.dtype):
+        return NotImplemented
+    both = ctx.node.target.overloadpacket is aten.var_mean  # type: ignore[union-attr]
+    by = 1.0 if correction is None else float(correction)
+    outs = [a.dtype, a.dtype] if both else [a.dtype]
+    results = moments(
+        ctx, a, all_dims(a, dim), by, keepdim, outs,
+        lambda r, m, v: [v, m] if both else [v],
+    )
+    return results if both else results[0]
+
+
