@@ -1,0 +1,1 @@
+"""Device functions that emitted kernels call as ``kf.name(...)``."""

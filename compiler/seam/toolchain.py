@@ -1,0 +1,170 @@
+"""The identity of the compiler that is installed here, computed without importing it.
+
+Identity "content" is sha256 over the files that turn Python into a binary: Triton's Python
+sources, libtriton, its device libraries. Identity "release" is Triton's version text, for an
+installation whose files match its own RECORD; it is equal for the wheels of one version that are
+built for different Pythons, whose libtriton differs. Both add the bytes of the assembler that is
+really used for the architecture, and every environment variable that code generation reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from . import environment, record
+from .digests import FileDigests
+from .environment import codegen_environment as codegen_environment
+from .installation import compiler_files, triton_root, triton_version
+from .target import Target
+from .versions import Version, parse_version, ptxas_names
+
+Identity = Literal["content", "release"]
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """A compiler as named parts, and whether what it makes must stay on this machine.
+
+    ``parts`` are ("toolchain.triton", hex digest), ("toolchain.ptxas", ...), ("env.NAME", value).
+    """
+
+    identity: Identity
+    parts: tuple[tuple[str, str], ...]
+    local: bool = False
+
+    def key_parts(self) -> tuple[tuple[str, bytes], ...]:
+        """Return the parts for a key, the identity first: the two kinds never meet."""
+        head = (("toolchain.identity", self.identity.encode()),)
+        return head + tuple(
+            (name, value.encode("utf-8", "surrogateescape")) for name, value in self.parts
+        )
+
+    def differences(self, other: Toolchain) -> tuple[tuple[str, str | None, str | None], ...]:
+        """Return (name, mine, theirs) of every part in which two toolchains differ."""
+        mine = dict(self.parts) | {"toolchain.identity": self.identity}
+        theirs = dict(other.parts) | {"toolchain.identity": other.identity}
+        return tuple(
+            (name, mine.get(name), theirs.get(name))
+            for name in sorted(mine.keys() | theirs.keys())
+            if mine.get(name) != theirs.get(name)
+        )
+
+
+def current_toolchain(
+    target: Target,
+    identity: Identity = "content",
+    environ: Mapping[str, str] | None = None,
+    *,
+    memo_dir: Path | None = None,
+) -> Toolchain:
+    """Identify the compiler of this environment for one target.
+
+    ``environ`` None means ``os.environ``. Costs about a second the first time on a machine and
+    some milliseconds later. Raises TritonMissing, RecordMismatch (identity "release") or OSError.
+    """
+    environ = os.environ if environ is None else environ
+    root = triton_root()
+    version = triton_version(root)
+    digests = _digests(memo_dir)
+    parts: list[tuple[str, str]] = []
+    if identity == "release":
+        record.verify(root, compiler_files(root), digests)
+        parts.append(("toolchain.release", version))
+    else:
+        parts.append(("toolchain.triton", _compiler_digest(str(root), memo_dir)))
+    if target.backend == "cuda":
+        parts += _ptxas_parts(root, parse_version(version), int(target.arch), environ, digests)
+    else:
+        parts += _amd_parts(root, identity, environ, digests)
+    parts += _plugin_parts(environ, digests)
+    variables = environment.codegen_variables(environ)
+    parts += [(f"env.{name}", value) for name, value in variables.items()]
+    return Toolchain(identity, tuple(parts), environment.is_local(environ))
+
+
+@lru_cache(maxsize=4)
+def _digests(memo_dir: Path | None) -> FileDigests:
+    return FileDigests(memo_dir)
+
+
+@lru_cache(maxsize=8)
+def _compiler_digest(root: str, memo_dir: Path | None) -> str:
+    # Cached for the life of the process: what was imported stays, whatever happens to the files.
+    names = compiler_files(Path(root))
+    paths = [os.path.join(root, name) for name in names]
+
+    def compute() -> str:
+        hasher = hashlib.sha256()
+        for name, path in zip(names, paths, strict=True):
+            with open(path, "rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            hasher.update(f"{len(name)} {name} {content}\n".encode())
+        return hasher.hexdigest()
+
+    return _digests(memo_dir).remembered("compiler", paths, compute)
+
+
+def _ptxas_parts(
+    root: Path, version: Version | None, arch: int, environ: Mapping[str, str], digests: FileDigests
+) -> list[tuple[str, str]]:
+    parts = []
+    for name in ptxas_names(version, arch):
+        variable = f"TRITON_{name.upper().replace('-', '_')}_PATH"
+        override = environ.get(variable)
+        # Triton falls back on its own binary where the named one does not run, so with an
+        # override both count: which of the two it was is then covered either way.
+        if override is not None:
+            content = digests.file(override) if os.path.isfile(override) else "missing"
+            parts.append((f"toolchain.{name}.override", content))
+        bundled = root / "backends" / "nvidia" / "bin" / name
+        if bundled.is_file():
+            parts.append((f"toolchain.{name}", digests.file(str(bundled))))
+    return parts
+
+
+def _amd_parts(
+    root: Path, identity: Identity, environ: Mapping[str, str], digests: FileDigests
+) -> list[tuple[str, str]]:
+    override = environ.get("TRITON_AMD_CODEGEN_PATH")
+    if override is not None:
+        content = digests.file(override) if os.path.isfile(override) else "missing"
+        return [("toolchain.lld", content)]
+    library = root / "backends" / "amd" / "lib" / "libtriton_amd_codegen.so"
+    # Without that library the assembler and lld are inside libtriton, which the other parts name.
+    if identity == "content" and library.is_file():
+        return [("toolchain.lld", digests.file(str(library)))]
+    return [("toolchain.lld", "bundled")]
+
+
+def _plugin_parts(environ: Mapping[str, str], digests: FileDigests) -> list[tuple[str, str]]:
+    parts = []
+    for name in ("TRITON_PLUGIN_PATHS", "LLVM_PASS_PLUGIN_PATH", "TRITON_SWAP_MIR"):
+        if text := environ.get(name):
+            contents = [_tree_digest(path, digests) for path in text.split(os.pathsep) if path]
+            parts.append((f"toolchain.file.{name}", ",".join(contents)))
+    return parts
+
+
+def _tree_digest(path: str, digests: FileDigests) -> str:
+    if os.path.isfile(path):
+        return digests.file(path)
+    hasher = hashlib.sha256()
+    for directory, folders, files in os.walk(path):
+        folders.sort()
+        for name in sorted(files):
+            full = os.path.join(directory, name)
+            hasher.update(f"{os.path.relpath(full, path)} {digests.file(full)}\n".encode())
+    return hasher.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def devicelib_digest() -> str:
+    """Return the sha256 of devicelib.py, the helper module that emitted kernels call."""
+    path = Path(__file__).with_name("devicelib.py")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
