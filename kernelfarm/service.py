@@ -1,0 +1,390 @@
+"""Kernels from the store, else from the farm; graphs from the store.
+
+A request's own key is its alias (kernel text) or already the kernel key (TTIR). Equal requests in
+flight in this process are one future. A submit costs its caller a digest and look-ups that
+usually miss; everything else happens on the farm client's threads and on the writer's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgpack
+
+from .cache.key import DIGEST_BYTES, Key
+from .cache.record import Record
+from .cache.store import Store
+from .compiler.seam.request import Artifact, CompileRequest, SourceRequest
+from .compiler.service import Compiled, KeyParts, Priority, StoredGraph
+from .notices import Notices
+from .tally import Span, Tally
+from .writer import Writer
+
+#: Answers, once the kernel key is known, whether the compile can be saved.
+OnKeyed = Callable[[bytes, KeyParts], Artifact | None]
+
+
+class Result(Protocol):
+    """What a farm settles its futures with (see `farm.client.FarmResult`)."""
+
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def parts(self) -> KeyParts: ...
+    @property
+    def artifact(self) -> Artifact: ...
+    @property
+    def joined(self) -> bool: ...
+    @property
+    def started(self) -> float: ...
+    @property
+    def finished(self) -> float: ...
+
+
+class Farm(Protocol):
+    """What the service asks of a farm: `farm.client.FarmClient`, or compiling in this process."""
+
+    def submit(
+        self,
+        request: SourceRequest | CompileRequest,
+        priority: Priority,
+        *,
+        on_keyed: OnKeyed | None = None,
+    ) -> Future[Any]:
+        """Queue a request; the future settles with a `Result`."""
+        ...
+
+    def raise_priority(self, futures: Sequence[Future[Any]]) -> None:
+        """A load is waiting for these."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Return the farm's counters."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the farm; what is in flight settles with an error."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Flight:
+    """A request on its way: what callers hold, what the farm holds, and what is known so far."""
+
+    key: Key
+    entry: str
+    future: Future[Compiled]
+    submitted: float
+    farm_future: Future[Any] | None = None
+    #: Set when the kernel turned out to be stored under its kernel key.
+    found: bool = False
+
+
+class CachedService:
+    """The compiler's `KernelService`: store first, then farm, then the store is told.
+
+    ``spare`` compiles in this process when the farm itself fails (as opposed to the kernel);
+    ``is_broken`` tells the two apart by the exception.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        farm: Farm,
+        *,
+        writer: Writer,
+        tally: Tally,
+        notices: Notices,
+        spare: Callable[[], Farm] | None = None,
+        is_broken: Callable[[BaseException], bool] = lambda error: False,
+    ) -> None:
+        self._store = store
+        self._farm = farm
+        self._writer = writer
+        self._notices = notices
+        self._spare = spare
+        self._is_broken = is_broken
+        self.tally = tally
+        self._lock = threading.Lock()
+        #: By the digest of the request's own key; an entry leaves once its records are written.
+        self._flights: dict[bytes, _Flight] = {}
+        #: The unsettled ones by what callers hold, for `wanted`.
+        self._waiting: dict[Future[Compiled], _Flight] = {}
+
+    def submit(
+        self,
+        request: SourceRequest | CompileRequest,
+        priority: Priority = Priority.EMITTED,
+    ) -> Future[Compiled]:
+        """Queue one request and return at once; the future always settles."""
+        started = time.monotonic()
+        kind = "kernel" if isinstance(request, CompileRequest) else "alias"
+        key = Key.of(kind, request.key_parts())
+        flight, is_new = self._join(key, request.entry, started)
+        if is_new:
+            try:
+                self._begin(flight, request, priority)
+            except Exception as error:
+                self._fail(flight, error)
+        elif priority < Priority.EMITTED:
+            self.wanted((flight.future,))
+        self.tally.cost(time.monotonic() - started)
+        return flight.future
+
+    def wanted(self, futures: Sequence[Future[Compiled]]) -> None:
+        """Raise these to ``Priority.WAITING``: a load is about to block on them."""
+        with self._lock:
+            flights = [self._waiting[future] for future in futures if future in self._waiting]
+        inner = [flight.farm_future for flight in flights if flight.farm_future is not None]
+        if inner:
+            self._farm.raise_priority(inner)
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until nothing is in flight; False if ``timeout`` seconds were too few."""
+        with self._lock:
+            waiting = list(self._waiting)
+        return not wait(waiting, timeout).not_done
+
+    def stats(self) -> dict[str, Any]:
+        """Return kernels by origin, submit costs and the farm's own counters."""
+        return {
+            "kernels": self.tally.kernels(),
+            "joined": self.tally.joined(),
+            "submit_us": self.tally.submit_us(),
+            "graphs": self.tally.graphs(),
+            "farm": self._farm.stats(),
+            "store": self._store.stats(),
+            "notices": self._notices.counts(),
+        }
+
+    def _join(self, key: Key, entry: str, now: float) -> tuple[_Flight, bool]:
+        """Return the flight of this key and whether it begins now."""
+        with self._lock:
+            flight = self._flights.get(key.digest)
+            if flight is not None:
+                return flight, False
+            flight = _Flight(key, entry, Future(), now)
+            flight.future.set_running_or_notify_cancel()  # callers share it: none may cancel it
+            self._flights[key.digest] = flight
+            self._waiting[flight.future] = flight
+        self.tally.requested(entry)
+        return flight, True
+
+    def _begin(
+        self, flight: _Flight, request: SourceRequest | CompileRequest, priority: Priority
+    ) -> None:
+        stored = self._look_up(flight.key)
+        if stored is not None:
+            kernel_key, artifact = stored
+            self._settle(flight, Compiled(kernel_key, artifact, "store"))
+            self._land(flight)
+            return
+
+        def on_keyed(kernel_key: bytes, parts: KeyParts) -> Artifact | None:
+            artifact = self._kernel(kernel_key)
+            flight.found = artifact is not None
+            return artifact
+
+        try:
+            inner = self._farm.submit(request, priority, on_keyed=on_keyed)
+        except Exception as error:
+            if self._spare is None or not self._is_broken(error):
+                raise
+            inner = self._retreat(error).submit(request, priority, on_keyed=on_keyed)
+        flight.farm_future = inner
+        inner.add_done_callback(lambda done: self._finish(flight, request, priority, done))
+
+    def _look_up(self, key: Key) -> tuple[bytes, Artifact] | None:
+        if key.kind == "kernel":
+            artifact = self._kernel(key)
+            return None if artifact is None else (key.digest, artifact)
+        alias = self._store.get(key)
+        if alias is None or len(alias.payload) != DIGEST_BYTES:
+            return None
+        artifact = self._kernel(alias.payload)
+        return None if artifact is None else (alias.payload, artifact)
+
+    def _kernel(self, key: Key | bytes) -> Artifact | None:
+        record = self._store.get(key)
+        return None if record is None else artifact_of(record, self._notices)
+
+    def _retreat(self, error: BaseException) -> Farm:
+        assert self._spare is not None
+        self._notices.tell(
+            "farm_broken",
+            f"kernelfarm: the farm does not answer ({error}); kernels are compiled in this "
+            "process, which is slower; `kernelfarm stats` shows its state",
+        )
+        return self._spare()
+
+    def _finish(
+        self,
+        flight: _Flight,
+        request: SourceRequest | CompileRequest,
+        priority: Priority,
+        done: Future[Any],
+    ) -> None:
+        """Pass a settled farm future on; runs on a thread of the farm client."""
+        try:
+            result: Result = done.result()
+        except BaseException as error:
+            if self._spare is None or not self._is_broken(error):
+                self._fail(flight, error)
+                return
+            try:
+                again = self._retreat(error).submit(request, priority)
+            except Exception as second:
+                self._fail(flight, second)
+                return
+            again.add_done_callback(lambda done: self._deliver_or_fail(flight, done))
+            return
+        self._deliver(flight, result)
+
+    def _deliver_or_fail(self, flight: _Flight, done: Future[Any]) -> None:
+        try:
+            result: Result = done.result()
+        except BaseException as error:
+            self._fail(flight, error)
+            return
+        self._deliver(flight, result)
+
+    def _deliver(self, flight: _Flight, result: Result) -> None:
+        origin = "store" if flight.found else "joined" if result.joined else "compiled"
+        times = (0.0, 0.0) if flight.found else (result.started, result.finished)
+        # Queued before the future settles: whoever saves a graph next queues behind it.
+        self._writer.add(lambda: self._remember(flight, result))
+        self._settle(flight, Compiled(result.key, result.artifact, origin, *times))
+
+    def _remember(self, flight: _Flight, result: Result) -> None:
+        try:
+            records = []
+            if not flight.found:
+                build_ms = round(1000 * (result.finished - result.started))
+                key = Key.of("kernel", result.parts)
+                if key.digest != result.key:
+                    raise ValueError(f"the key of {flight.entry} is not the digest of its parts")
+                records.append(Record.of(key, result.artifact.to_payload(), build_ms=build_ms))
+            if flight.key.kind == "alias":
+                records.append(Record.of(flight.key, result.key))
+            self._store.put_many(records)
+        finally:
+            self._land(flight)
+
+    def _settle(self, flight: _Flight, compiled: Compiled) -> None:
+        self.tally.kernel(compiled.key, compiled.origin)
+        self.tally.span(
+            Span(
+                flight.entry,
+                flight.submitted,
+                compiled.started,
+                compiled.finished,
+                compiled.origin,
+            )
+        )
+        with self._lock:
+            self._waiting.pop(flight.future, None)
+        flight.future.set_result(compiled)
+
+    def _fail(self, flight: _Flight, error: BaseException) -> None:
+        self.tally.kernel(flight.key.digest, "failed")
+        self._land(flight)
+        flight.future.set_exception(error)
+
+    def _land(self, flight: _Flight) -> None:
+        """Forget a flight: the store answers from now on, or a later request tries again."""
+        with self._lock:
+            self._flights.pop(flight.key.digest, None)
+            self._waiting.pop(flight.future, None)
+
+
+class StoredGraphs:
+    """The compiler's `GraphStore`: a hit only if every kernel that the graph names is there."""
+
+    def __init__(self, store: Store, *, writer: Writer, tally: Tally, notices: Notices) -> None:
+        self._store = store
+        self._writer = writer
+        self._tally = tally
+        self._notices = notices
+
+    def load(self, parts: KeyParts) -> StoredGraph | None:
+        """Return a graph whose every kernel is present, or None; never raises for a bad record."""
+        found = self._load(parts)
+        self._tally.graph("missed" if found is None else "loaded")
+        if found is not None:
+            for key in found.kernels:
+                self._tally.kernel(key, "store")
+        return found
+
+    def save(self, parts: KeyParts, program: bytes, kernels: Sequence[bytes]) -> None:
+        """Queue the publication of a graph, behind the kernels that it names."""
+        named = tuple(dict.fromkeys(kernels))
+
+        def publish() -> None:
+            if not all(self._store.contains(key) for key in named):
+                self._tally.graph("unpublished")
+                self._notices.tell(
+                    "graph_unpublished",
+                    "kernelfarm: a graph was not stored, because the store does not hold all of "
+                    "its kernels; the next process compiles it again",
+                )
+                return
+            payload = msgpack.packb({"program": program, "kernels": list(named)})
+            if self._store.put(Record.of(Key.of("graph", parts), payload)):
+                self._tally.graph("saved")
+
+        self._writer.add(publish)
+
+    def _load(self, parts: KeyParts) -> StoredGraph | None:
+        record = self._store.get(Key.of("graph", parts))
+        if record is None:
+            return None
+        opened = _open_graph(record.payload)
+        if opened is None:
+            self._notices.tell(
+                "graph_malformed",
+                "kernelfarm: a stored graph cannot be read and is compiled again",
+            )
+            return None
+        program, keys = opened
+        records = self._store.get_many(keys)
+        artifacts: dict[bytes, Artifact] = {}
+        for key in keys:
+            kernel = records.get(key)
+            artifact = None if kernel is None else artifact_of(kernel, self._notices)
+            if artifact is None:
+                return None
+            artifacts[key] = artifact
+        return StoredGraph(program, artifacts)
+
+
+def artifact_of(record: Record, notices: Notices) -> Artifact | None:
+    """Return the artifact in a kernel record; None, a notice and a counter if it is no artifact."""
+    if record.kind != "kernel":
+        return None
+    try:
+        return Artifact.from_payload(record.payload)
+    except Exception as error:  # whatever the payload holds, a doubt is a miss
+        notices.tell(
+            "artifact_malformed",
+            f"kernelfarm: a stored kernel cannot be read ({error}) and is compiled again",
+        )
+        return None
+
+
+def _open_graph(payload: bytes) -> tuple[bytes, tuple[bytes, ...]] | None:
+    """Take a graph record's payload apart: program and kernel digests, None if malformed."""
+    try:
+        value = msgpack.unpackb(payload)
+        program, kernels = value["program"], tuple(value["kernels"])
+    except Exception:  # msgpack raises a family of errors for damaged bytes
+        return None
+    if not isinstance(program, bytes):
+        return None
+    if not all(isinstance(key, bytes) and len(key) == DIGEST_BYTES for key in kernels):
+        return None
+    return program, kernels
