@@ -155,7 +155,11 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True)
 class Reinterpret:
-    """A strided view of ``src``'s storage, ``offset`` in elements of the new dtype from its start."""
+    """A strided view of ``src``'s storage.
+
+    ``offset`` counts elements of the new dtype from ``src``'s first element, not from the start
+    of the storage: where an input lies in its storage is not known when the program is made.
+    """
 
     name: str
     src: str
@@ -165,11 +169,17 @@ class Reinterpret:
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """Launch kernel number ``kernel`` of the program with ``args`` on ``grid``."""
+    """Launch kernel number ``kernel`` of the program with ``args`` on ``grid``.
+
+    ``mutates`` names the graph inputs (or views of them) that the kernel writes into; kernels
+    that only write into buffers of the program leave it empty. A misaligned input that is written
+    is copied, and the copy is copied back.
+    """
 
     kernel: int
     args: tuple[Ref | Size, ...]
     grid: GridSpec
+    mutates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
