@@ -1,8 +1,8 @@
-"""Gives a CPU build of torch a device guard for "cuda", so that fake tensors can live there.
+"""Gives a CPU build of torch what fake tensors on "cuda" need: a guard, and a seeming accelerator.
 
-The guard is 60 lines of C++ (shim.cpp), compiled once per torch build into the user's cache
-directory and loaded after torch. A CUDA or ROCm build has its own guard, which FakeTensorMode
-already keeps from touching a driver; it needs none of this.
+Both are a few lines of C++ (shim.cpp, shim_hooks.cpp), compiled once per torch build into the
+user's cache directory and loaded after torch. A CUDA or ROCm build has its own, which
+FakeTensorMode already keeps from touching a driver; it needs none of this.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ import stat
 import subprocess
 import tempfile
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from .errors import ShimUnavailable
 
-_SOURCE = Path(__file__).with_name("shim.cpp")
+_GUARD = Path(__file__).with_name("shim.cpp")
+_HOOKS = Path(__file__).with_name("shim_hooks.cpp")
 _FLAGS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden")
 _COMPILE_SECONDS = 180.0
 _REMEDY_COMPILER = "install g++ (or set CXX to a C++20 compiler), or use a CUDA build of torch"
@@ -43,31 +45,59 @@ def ensure_device_guard() -> bool:
         return _install()
 
 
+@contextlib.contextmanager
+def pretended_accelerator() -> Iterator[None]:
+    """While inside, autograd takes "cuda" for an accelerator, so fake gradients can be traced.
+
+    Does nothing on a CUDA or ROCm build. Raises ShimUnavailable.
+    """
+    if torch.backends.cuda.is_built():
+        yield
+        return
+    with _lock:
+        pretend = _hooks()
+    pretend(1)
+    try:
+        yield
+    finally:
+        pretend(0)
+
+
 @functools.cache
 def _install() -> bool:
-    library = _shared_directory() / f"guard-{_digest()}.so"
+    return bool(_function(_GUARD, "kernelfarm_install_guard")())
+
+
+@functools.cache
+def _hooks() -> Callable[[int], object]:
+    return _function(_HOOKS, "kernelfarm_pretend_accelerator")
+
+
+def _function(source: Path, name: str) -> Callable[..., object]:
+    """Return a function out of the library made from ``source``, building that if need be."""
+    library = _shared_directory() / f"{source.stem}-{_digest(source)}.so"
     if library.exists():
         with contextlib.suppress(OSError, AttributeError):  # damaged: build it again
-            return _load(library)
-    build_guard(library)
+            return _loaded(library, name)
+    build(source, library)
     try:
-        return _load(library)
+        return _loaded(library, name)
     except (OSError, AttributeError) as error:
         raise ShimUnavailable(
-            f"the device guard was built but does not load ({error})",
+            f"{source.name} was built but does not load ({error})",
             f"delete {library} and try again, or use a CUDA build of torch",
         ) from error
 
 
-def _load(library: Path) -> bool:
-    handle = ctypes.CDLL(str(library))
-    return bool(handle.kernelfarm_install_guard())
+def _loaded(library: Path, name: str) -> Callable[..., object]:
+    function: Callable[..., object] = getattr(ctypes.CDLL(str(library)), name)
+    return function
 
 
-def _digest() -> str:
+def _digest(source: Path) -> str:
     """Name the build by everything that its machine code depends on."""
     parts = (
-        _SOURCE.read_bytes(),
+        source.read_bytes(),
         torch.__version__.encode(),
         str(torch.version.git_version).encode(),
         str(torch.compiled_with_cxx11_abi()).encode(),
@@ -105,8 +135,8 @@ def find_compiler() -> str:
     raise ShimUnavailable(looked, _REMEDY_COMPILER)
 
 
-def build_guard(library: Path) -> None:
-    """Compile shim.cpp against the running torch's headers and put it at ``library`` atomically.
+def build(source: Path, library: Path) -> None:
+    """Compile ``source`` against the running torch's headers, put it at ``library`` atomically.
 
     Raises ShimUnavailable: no compiler, no headers, a failed or endless compile, a full disk.
     """
@@ -119,13 +149,13 @@ def build_guard(library: Path) -> None:
     try:
         with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as scratch:
             made = Path(scratch) / library.name
-            command = [compiler, *_FLAGS, f"-I{root / 'include'}", str(_SOURCE), "-o", str(made)]
-            command += [f"-L{root / 'lib'}", "-lc10"]
+            command = [compiler, *_FLAGS, f"-I{root / 'include'}", str(source), "-o", str(made)]
+            command += [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
             _compile(command)
             os.replace(made, library)
     except OSError as error:
         raise ShimUnavailable(
-            f"{library.parent} cannot hold the device guard ({error})",
+            f"{library.parent} cannot hold the compiled shim ({error})",
             "set XDG_CACHE_HOME to a writable directory",
         ) from error
 
@@ -144,5 +174,5 @@ def _compile(command: list[str]) -> None:
             (line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()
         )
         raise ShimUnavailable(
-            f"{command[0]} failed on the device guard ({first[:300]})", _REMEDY_COMPILER
+            f"{command[0]} failed on {Path(command[-6]).name} ({first[:300]})", _REMEDY_COMPILER
         )

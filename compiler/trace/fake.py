@@ -1,0 +1,298 @@
+"""Traces a callable for an explicit target on fake tensors: no GPU, no weights, nothing run.
+
+`trace_for` first runs a user's function that makes the module and its arguments, in a world where
+the target's device seems to exist; `trace_call` starts from a module and arguments that are there.
+Both hand every ATen graph to ``compile_graph``, exactly as `dynamo.compile_fx` would with a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
+
+from ..seam.target import Target
+from .answers import answering_for
+from .attention import attend
+from .dynamo import Boxed, GraphCompiler, GraphInfo, Recorder, compile_fx
+from .errors import FunctionFailed, NotTraceable, TraceError
+from .moving import FakeCopier, movable_modules, tensors_of
+from .shim import ensure_device_guard, pretended_accelerator
+
+Mode = Literal["infer", "train"]
+
+#: Fake tensors never tell two GPUs apart, and no key holds an ordinal.
+_DEVICE = torch.device("cuda", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOutcome:
+    """What a trace amounted to: graphs handed on, by kind, and the seconds of each phase.
+
+    Phases: "function" (the user's), "dynamo", "aot", "compile_graph".
+    """
+
+    target: Target
+    mode: Mode
+    graphs: tuple[str, ...]
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+
+def trace_for(
+    function: Callable[[], Any],
+    target: Target,
+    *,
+    compile_graph: GraphCompiler,
+    name: str = "",
+    record: Recorder | None = None,
+) -> TraceOutcome:
+    """Run ``function`` without a GPU, then trace what it returns for ``target``.
+
+    ``function`` returns ``(module_or_callable, args)`` or ``(module_or_callable, args, "train")``;
+    args is a tuple or list of positional arguments, or a dict of keyword arguments. It may build
+    on the CPU or on "cuda", and may call ``.cuda()``, ``.to()``, ``.bfloat16()``. Tensors that are
+    on the CPU at the end move to the target's device, those of no dimensions excepted.
+    Raises FunctionFailed, NotTraceable, ShimUnavailable; errors of ``compile_graph`` pass through.
+    """
+    label = name or getattr(function, "__qualname__", repr(function))
+    with _world(target) as mode:
+        started = time.perf_counter()
+        subject, args, kind = _checked(_called(function, label), label)
+        seconds = time.perf_counter() - started
+        outcome = _trace(subject, args, kind, target, mode, compile_graph, label, record)
+    phases = {"function": seconds, **outcome.phases}
+    return TraceOutcome(target, kind, outcome.graphs, phases)
+
+
+def trace_call(
+    subject: Callable[..., Any],
+    args: Sequence[Any] | Mapping[str, Any],
+    target: Target,
+    mode: Mode = "infer",
+    *,
+    compile_graph: GraphCompiler,
+    name: str = "",
+    record: Recorder | None = None,
+) -> TraceOutcome:
+    """Trace ``subject(*args)`` (or ``(**args)`` for a dict) for ``target``.
+
+    ``subject`` is a module or a callable; its tensors and the arguments may be real or fake, on
+    any device, and are not changed: the trace works on fake counterparts. Raises as `trace_for`.
+    """
+    label = name or getattr(subject, "__qualname__", type(subject).__name__)
+    with _world(target) as fake_mode:
+        return _trace(subject, args, mode, target, fake_mode, compile_graph, label, record)
+
+
+@contextlib.contextmanager
+def _world(target: Target) -> Iterator[FakeTensorMode]:
+    """Enter the mode in which the target's device seems to exist; restore everything on leaving."""
+    ensure_device_guard()
+    with contextlib.ExitStack() as stack:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        stack.enter_context(answering_for(target.device_model))
+        stack.enter_context(movable_modules())
+        stack.enter_context(_attention_of(target))
+        stack.enter_context(mode)
+        yield mode
+
+
+@contextlib.contextmanager
+def _attention_of(target: Target) -> Iterator[None]:
+    """Let attention outside of our graphs too behave as on the target.
+
+    Dynamo computes the layout of an attention's result before `compile_fx` sees the graph. Without
+    a GPU that would be the math form's layout, on which ``.view()`` may fail where it works on the
+    target. A process that has a GPU gets it right by itself.
+    """
+    if torch.cuda.is_available():
+        yield
+        return
+    flash = target.device_model.flash_attention
+
+    def chosen(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        return attend(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, flash=flash
+        )
+
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for key in ("CUDA", "AutogradCUDA"):
+            library.impl("scaled_dot_product_attention", chosen, key)
+        yield
+
+
+def _called(function: Callable[[], Any], label: str) -> Any:
+    try:
+        return function()
+    except TraceError:
+        raise
+    except Exception as error:
+        cause = f"it raised {type(error).__name__}: {error}"
+        remedy = "it runs on fake tensors, which have sizes and no values; see the traceback"
+        raise FunctionFailed(label, cause, remedy) from error
+
+
+def _checked(returned: Any, label: str) -> tuple[Callable[..., Any], Any, Mode]:
+    remedy = 'return (module_or_callable, args) or (module_or_callable, args, "train")'
+    match returned:
+        case (subject, (tuple() | list() | dict()) as args):
+            kind = "infer"
+        case (subject, (tuple() | list() | dict()) as args, ("infer" | "train") as kind):
+            pass
+        case _:
+            raise FunctionFailed(label, f"it returned {_described(returned)}", remedy)
+    if not callable(subject):
+        raise FunctionFailed(label, f"{_described(subject)} cannot be called", remedy)
+    return subject, args, "train" if kind == "train" else "infer"
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "(" + ", ".join(type(item).__name__ for item in value) + ")"
+    return f"a {type(value).__name__}"
+
+
+class _Phases:
+    """Sums the seconds of each phase and passes them on."""
+
+    def __init__(self, record: Recorder | None) -> None:
+        self.seconds: dict[str, float] = {}
+        self._record = record
+
+    def add(self, name: str, seconds: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        if self._record is not None:
+            self._record(name, seconds)
+
+
+def _trace(
+    subject: Callable[..., Any],
+    args: Sequence[Any] | Mapping[str, Any],
+    kind: Mode,
+    target: Target,
+    mode: FakeTensorMode,
+    compile_graph: GraphCompiler,
+    label: str,
+    record: Recorder | None,
+) -> TraceOutcome:
+    subject, args = _on_device(subject, args, mode)
+    phases = _Phases(record)
+    graphs: list[str] = []
+    # Only gradients need it, and Dynamo must not see it: it would ask the accelerator for streams.
+    pretending = pretended_accelerator if kind == "train" else contextlib.nullcontext
+
+    def compile_one(gm: GraphModule, inputs: Sequence[Any], info: GraphInfo) -> Boxed:
+        compile_graph(gm, inputs, info)
+        graphs.append(info.kind)
+        return _imitation(gm, mode)
+
+    def backend(gm: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        with pretending():
+            return compile_fx(
+                gm, inputs, compile_graph=compile_one, target=target, record=phases.add
+            )
+
+    started = time.perf_counter()
+    _run_compiled(subject, args, kind, backend, label)
+    elsewhere = sum(phases.seconds.values())
+    phases.add("dynamo", time.perf_counter() - started - elsewhere)
+    return TraceOutcome(target, kind, tuple(graphs), phases.seconds)
+
+
+def _on_device(
+    subject: Callable[..., Any], args: Sequence[Any] | Mapping[str, Any], mode: FakeTensorMode
+) -> tuple[Callable[..., Any], Any]:
+    copier = FakeCopier(mode, _DEVICE)
+    if isinstance(subject, nn.Module) and all(
+        isinstance(t, FakeTensor) and t.device.type == _DEVICE.type for t in tensors_of(subject)
+    ):
+        return subject, copier.value(args)
+    return copier.leaf(subject), copier.value(args)
+
+
+def _run_compiled(
+    subject: Callable[..., Any],
+    args: Sequence[Any] | Mapping[str, Any],
+    kind: Mode,
+    backend: Callable[..., Any],
+    label: str,
+) -> None:
+    # Code objects that were compiled before, for another target or for real tensors, would count
+    # towards Dynamo's limit of recompilations; so would ours afterwards.
+    torch._dynamo.reset()
+    try:
+        with torch._dynamo.config.patch(suppress_errors=False, error_on_recompile=False):
+            compiled = torch.compile(subject, backend=backend, dynamic=False)
+            with torch.enable_grad() if kind == "train" else torch.no_grad():
+                outputs = compiled(**args) if isinstance(args, Mapping) else compiled(*args)
+                if kind == "train":
+                    _backward(outputs)
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        raise error.inner_exception from None
+    except torch._dynamo.exc.TorchDynamoException as error:
+        raise NotTraceable(label, _first_line(error)) from error
+    finally:
+        torch._dynamo.reset()
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _backward(outputs: Any) -> None:
+    """Run a backward from everything that has a gradient, as a loss would."""
+    leaves = [t for t in tree_leaves(_plain(outputs)) if isinstance(t, Tensor) and t.requires_grad]
+    if leaves:
+        with pretended_accelerator():
+            torch.autograd.backward([leaf.sum() for leaf in leaves])
+
+
+def _plain(outputs: Any) -> Any:
+    """Return outputs as something whose tensors can be listed (transformers returns mappings)."""
+    return dict(outputs) if isinstance(outputs, Mapping) else outputs
+
+
+def _imitation(gm: GraphModule, mode: FakeTensorMode) -> Boxed:
+    """Return a callable with the graph's outputs, made from the recorded sizes and not computed."""
+    (output,) = gm.graph.find_nodes(op="output")
+    results = tree_leaves(output.args[0])
+    positions = {node: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
+
+    def made(result: Any, inputs: list[Any]) -> Any:
+        if not isinstance(result, torch.fx.Node):
+            return result
+        if result in positions:
+            return inputs[positions[result]]
+        value = result.meta["val"]
+        if not isinstance(value, Tensor):
+            return value
+        return torch.empty_strided(
+            value.size(), value.stride(), dtype=value.dtype, device=value.device
+        )
+
+    def run(inputs: list[Any]) -> list[Any]:
+        with mode:
+            outputs = [made(result, inputs) for result in results]
+        inputs.clear()
+        return outputs
+
+    return run
