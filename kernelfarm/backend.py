@@ -19,6 +19,7 @@ from .compiler.seam.target import Target
 from .compiler.trace.dynamo import Boxed, GraphInfo, compile_fx
 from .compose import Session, World, shared_world
 from .errors import NoTarget
+from .fallback import eager
 from .knobs import Knobs, resolve
 from .notices import Notices
 from .tally import Tally
@@ -79,9 +80,7 @@ def live_target(knobs: Knobs) -> Target:
         return Target.parse("h200")  # whose heuristics are tried out on CPU tensors
     if not torch.cuda.is_available():
         raise NoTarget
-    return Target.of_device_name(
-        torch.cuda.get_device_name(), torch.cuda.get_device_capability()
-    )
+    return Target.of_device_name(torch.cuda.get_device_name(), torch.cuda.get_device_capability())
 
 
 def _context(knobs: Knobs, session: Session) -> CompileContext:
@@ -125,17 +124,6 @@ def _guarded(
             return eager(gm)
 
     return compile_one
-
-
-def eager(gm: GraphModule) -> Boxed:
-    """Return a callable of one list that runs the graph op by op and empties the list."""
-
-    def run(inputs: list[Any]) -> list[Any]:
-        arguments = tuple(inputs)
-        inputs.clear()
-        return list(gm(*arguments))
-
-    return run
 
 
 def _fell_back(error: Exception) -> None:

@@ -76,7 +76,7 @@ class World:
         return "in this process" if alone else "farm"
 
     def close(self) -> None:
-        """Write what is left to write, then let go of farm and store."""
+        """Write what is left to write, then let go of farm and store; may be called twice."""
         self.writer.flush()
         self.farm.close()
         self.store.close()
@@ -122,9 +122,7 @@ def _farm(knobs: Knobs, notices: Notices) -> Farm:
     from .farm.client import FarmClient
 
     try:
-        return FarmClient(
-            socket_dir=knobs.farm_dir, notice=lambda text: notices.tell("farm", text)
-        )
+        return FarmClient(socket_dir=knobs.farm_dir, notice=lambda text: notices.tell("farm", text))
     except (*BROKEN_FARM, OSError) as error:
         notices.tell(
             "farm_broken",
@@ -140,7 +138,8 @@ _WORLDS: dict[tuple[Any, ...], World] = {}
 
 def shared_world(knobs: Knobs, build: Callable[[Knobs], World] = compose) -> World:
     """Return this process's world for these knobs, built on first use."""
-    wanted = (os.getpid(), knobs.store, knobs.store_bytes, knobs.farm, knobs.farm_dir)
+    names = ("store", "store_bytes", "identity", "farm", "farm_dir")
+    wanted = (os.getpid(), *(getattr(knobs, name) for name in names))
     with _LOCK:
         world = _WORLDS.get(wanted)
         if world is None:

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .errors import KnobError
 
@@ -83,9 +83,7 @@ _EXPECTED: dict[Reader, str] = {
 
 
 def _knob(default: Any, read: Reader, doc: str, *, changes_code: bool = False) -> Any:
-    return field(
-        default=default, metadata={"read": read, "doc": doc, "changes_code": changes_code}
-    )
+    return field(default=default, metadata={"read": read, "doc": doc, "changes_code": changes_code})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ class Knobs:
     target: str | None = _knob(
         None, _text, "what torch.compile compiles for; unset: the GPU that is there"
     )
-    identity: str = _knob(
+    identity: Literal["content", "release"] = _knob(
         "content",
         _identity,
         "how a toolchain is identified: by its bytes, or by its release (shares across Pythons)",

@@ -37,7 +37,7 @@ class Writer:
         self._queue.put(task)
 
     def flush(self, timeout: float = LAST_PUTS_S) -> bool:
-        """Wait until every task queued so far has run; False if ``timeout`` seconds were too few."""
+        """Wait until every task queued so far has run; False if it takes over ``timeout`` s."""
         if self._owner != os.getpid():
             return True
         done = threading.Event()

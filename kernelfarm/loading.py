@@ -1,0 +1,93 @@
+"""FILE.py:FUNCTION: finding it, running it, and saying clearly what is wrong with it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .errors import FunctionFailed, FunctionNotFound, WrongShape
+
+MODES = ("infer", "train")
+#: Frames of the user's traceback that a message shows.
+TAIL = 4
+
+
+def locate(text: str) -> tuple[Path, str]:
+    """Take FILE.py:FUNCTION apart without running anything; raises FunctionNotFound."""
+    file_text, colon, name = text.rpartition(":")
+    if not colon or not file_text or not name:
+        raise FunctionNotFound(f"{text!r} is not FILE.py:FUNCTION, such as examples/gpt2.py:infer")
+    file = Path(file_text).expanduser()
+    if not file.is_file():
+        raise FunctionNotFound(f"there is no file {file} (looked in {Path.cwd()})")
+    if file.suffix != ".py":
+        raise FunctionNotFound(f"{file} is no Python file; its name must end in .py")
+    return file, name
+
+
+def find_function(file: Path, name: str) -> Callable[[], Any]:
+    """Import ``file`` and return its function ``name``; its folder joins sys.path as a script's.
+
+    Raises FunctionNotFound, or FunctionFailed when the file itself raises.
+    """
+    spec = importlib.util.spec_from_file_location(f"kernelfarm_user_{file.stem}", file)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickle look their module up there
+    sys.path.insert(0, str(file.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise FunctionFailed(str(file), tail_of(error)) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        found = [key for key, value in vars(module).items() if _is_own(value, spec.name)]
+        shown = ", ".join(sorted(found)) or "none"
+        raise FunctionNotFound(f"{file} has no function {name!r}; its functions are: {shown}")
+    return function
+
+
+def load(function: Callable[[], Any], name: str) -> tuple[Any, tuple[Any, ...], str]:
+    """Call FUNCTION and return (module or callable, args, mode).
+
+    Raises FunctionFailed and WrongShape, which name it.
+    """
+    try:
+        value = function()
+    except (Exception, SystemExit) as error:
+        raise FunctionFailed(name, tail_of(error)) from error
+    match value:
+        case (target, (*args,)) if callable(target):
+            return target, tuple(args), "infer"
+        case (target, (*args,), mode) if callable(target):
+            if mode not in MODES:
+                raise WrongShape(name, f"the mode {mode!r}")
+            return target, tuple(args), mode
+    raise WrongShape(name, _describe(value))
+
+
+def tail_of(error: BaseException) -> str:
+    """Return the last frames of a traceback and the exception, without frames of our own."""
+    ours = str(Path(__file__).parent)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((ours, "<frozen"))
+    ]
+    lines = traceback.format_list(frames[-TAIL:]) + traceback.format_exception_only(error)
+    return "".join(lines).rstrip()
+
+
+def _is_own(value: object, module: str) -> bool:
+    return callable(value) and getattr(value, "__module__", None) == module
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, tuple | list):
+        inner = ", ".join(type(item).__name__ for item in value)
+        return f"a {type(value).__name__} of ({inner})"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,171 @@
+"""Compile ahead of time for GPUs that need not be there: `warm_start`, and what it reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from .compiler.seam.target import Target
+from .compose import Session, World, compose
+from .errors import NothingTraced
+from .fallback import eager
+from .knobs import resolve
+from .tally import Tally
+
+#: Called with a target's name and its tally; the context lasts as long as the target takes.
+Follow = Callable[[str, Tally], AbstractContextManager[None]]
+#: Makes the thing to compile, for one target: (module or callable, args, "infer" or "train").
+Loader = Callable[[], tuple[Any, tuple[Any, ...], str]]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmReport:
+    """What a warm start did, summed over its targets.
+
+    ``graphs`` has total, compiled, from_store; ``kernels`` has distinct, compiled, from_store,
+    failed, and distinct is the sum of the other three. ``compiled_by`` maps places to kernels,
+    ``failures`` holds one message per failed kernel or graph.
+    """
+
+    graphs: dict[str, int]
+    kernels: dict[str, int]
+    targets: tuple[str, ...]
+    compiled_by: dict[str, int]
+    seconds: float
+    store: str
+    failures: tuple[str, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed."""
+        return not self.kernels["failed"] and not self.failures
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as the one object that ``--json`` prints."""
+        report: dict[str, Any] = {
+            "graphs": self.graphs,
+            "kernels": self.kernels,
+            "targets": list(self.targets),
+            "compiled_by": self.compiled_by,
+            "seconds": round(self.seconds, 3),
+            "store": self.store,
+        }
+        if self.failures:
+            report["failures"] = list(self.failures)
+        return report
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Adds up what each target did."""
+
+    graphs: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("total", "compiled", "from_store"), 0)
+    )
+    kernels: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("distinct", "compiled", "from_store", "failed"), 0)
+    )
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, graphs: dict[str, int], kernels: dict[str, int]) -> None:
+        for mine, more in ((self.graphs, graphs), (self.kernels, kernels)):
+            for name in mine:
+                mine[name] += more[name]
+
+
+def warm_start(
+    fn: Any,
+    args: Sequence[Any],
+    targets: Sequence[str],
+    mode: str = "infer",
+    *,
+    follow: Follow | None = None,
+    **settings: Any,
+) -> WarmReport:
+    """Compile ``fn(*args)`` for every target into the store, and return what was done.
+
+    ``fn`` is a module or a callable and ``args`` its arguments, real or fake tensors on any
+    device; nothing is run. ``mode`` is "infer" or "train" (forward and backward). ``settings`` are
+    knobs by name. Raises UnknownTarget, KnobError, StoreUnusable and the tracer's TraceError;
+    a kernel that fails is counted and named in the report instead.
+    """
+    parsed = [Target.parse(text) for text in targets]
+    arguments = tuple(args)
+    world = compose(resolve(settings), demand_store=True)
+    try:
+        return warm_targets(
+            getattr(fn, "__name__", type(fn).__name__),
+            lambda: (fn, arguments, mode),
+            parsed,
+            world,
+            follow=follow,
+        )
+    finally:
+        world.close()
+
+
+def warm_targets(
+    name: str,
+    load: Loader,
+    targets: Sequence[Target],
+    world: World,
+    *,
+    follow: Follow | None = None,
+) -> WarmReport:
+    """Load and compile for each target in turn; ``load`` runs on fake devices of the target."""
+    started = time.monotonic()
+    distinct = tuple(dict.fromkeys(targets))
+    total = _Sum()
+    joined = 0
+    for target in distinct:
+        tally = Tally()
+        session = world.session(target, tally)
+        with follow(str(target), tally) if follow else nullcontext():
+            _warm_one(name, load, world, session, total)
+        joined += tally.joined()
+    world.writer.flush(world.knobs.wait_seconds)
+    places = {world.place(): total.kernels["compiled"] - joined, "joined": joined}
+    return WarmReport(
+        graphs=total.graphs,
+        kernels=total.kernels,
+        targets=tuple(str(target) for target in distinct),
+        compiled_by={place: count for place, count in places.items() if count},
+        seconds=time.monotonic() - started,
+        store=world.store.inventory().place,
+        failures=tuple(dict.fromkeys(total.failures)),
+    )
+
+
+def _warm_one(name: str, load: Loader, world: World, session: Session, total: _Sum) -> None:
+    # Here, because these import torch, which nobody should wait for to read a usage message.
+    from .compiler.pipeline import CompileContext, compile_graph
+    from .compiler.report import Report
+    from .compiler.trace.fake import trace_for
+
+    report = Report()
+    context = CompileContext(
+        target=session.target,
+        toolchain=session.toolchain,
+        service=session.service,
+        graphs=session.graphs,
+        runtime=None,
+        knobs=world.knobs,
+        report=report,
+    )
+
+    def compile_one(gm: Any, inputs: Sequence[Any], info: Any) -> Any:
+        try:
+            return compile_graph(gm, inputs, context)
+        except Exception as error:
+            # One bad kernel must not keep the others from being compiled: trace on.
+            total.failures.append(str(error))
+            return eager(gm)
+
+    trace_for(load, session.target, compile_one)
+    session.service.drain(world.knobs.wait_seconds)
+    if not report.graphs["total"]:
+        raise NothingTraced(name)
+    total.add(report.graphs, session.tally.kernels())

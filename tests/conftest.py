@@ -1,0 +1,43 @@
+"""What every test shares: no setting of the developer's reaches a test, and no GPU no GPU test."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+# Before any test module is imported: what the developer has set is not what is tested.
+for _name in [name for name in os.environ if name.startswith("KERNELFARM_")]:
+    del os.environ[_name]
+
+
+@cache
+def _has_gpu() -> bool:
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests marked gpu where there is none."""
+    if _has_gpu():
+        return
+    skip = pytest.mark.skip(reason="no CUDA GPU on this machine")
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(skip)
+
+
+@pytest.fixture
+def local_dir() -> Iterator[Path]:
+    """An empty directory on a local filesystem, where a store may lie (/dev/shm if it is there)."""
+    shared_memory = Path("/dev/shm")
+    base = shared_memory if os.access(shared_memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="kernelfarm-test-", dir=base) as folder:
+        yield Path(folder)
