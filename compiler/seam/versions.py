@@ -6,6 +6,9 @@ cost a miss, never a wrong key.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 Version = tuple[int, int]
@@ -42,3 +45,62 @@ def options_class(backend: str) -> type[Any]:
     from triton.backends.amd.compiler import HIPOptions
 
     return HIPOptions
+
+
+def interpreting() -> bool:
+    """Say whether ``triton.jit`` makes interpreted functions in this process."""
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+_hook_lock = threading.Lock()
+
+
+def pipeline_stages(backend: Any, options: Any) -> dict[str, Callable[[Any, dict[str, Any]], Any]]:
+    """Return the backend's stages in order (ttir, ttgir, ..., cubin), each (module, metadata).
+
+    The process's stages hook is left out: a request is a pure function, and ours would ask the
+    farm for what the farm is just compiling.
+    """
+    from triton import knobs
+    from triton.backends.compiler import Language
+
+    stages: dict[str, Callable[[Any, dict[str, Any]], Any]] = {}
+    with _hook_lock:
+        hook = knobs.runtime.add_stages_inspection_hook
+        knobs.runtime.add_stages_inspection_hook = None
+        try:
+            backend.add_stages(stages, options, Language.TRITON)
+        finally:
+            knobs.runtime.add_stages_inspection_hook = hook
+    return stages
+
+
+@contextmanager
+def line_info(off: bool) -> Iterator[None]:
+    """Compile with line info off or on, whatever the environment says.
+
+    The knob is set beside the environment: changing that is not safe where other threads run.
+    """
+    from triton import knobs
+
+    state = vars(knobs.compilation)
+    absent = object()
+    before = state.get("disable_line_info", absent)
+    state["disable_line_info"] = off
+    try:
+        yield
+    finally:
+        if before is absent:
+            state.pop("disable_line_info", None)
+        else:
+            state["disable_line_info"] = before
+
+
+def ptxas_release(arch: int) -> tuple[int, int]:
+    """Return the CUDA release (13, 4) of the ptxas that assembles for ``arch``; cached by Triton."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    major, minor = get_ptxas(arch).version.split(".")
+    return int(major), int(minor)
