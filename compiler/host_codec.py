@@ -146,7 +146,7 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _node(kind: type, **codecs: _Codec) -> _Codec:
+def _node(kind: type, /, **codecs: _Codec) -> _Codec:
     """A dataclass without a tag: an array of its fields in order."""
     names = tuple(f.name for f in fields(kind))
     assert names == tuple(codecs), (kind, names)
