@@ -56,10 +56,10 @@ def _complain(text: str, status: int) -> int:
 def _warm(options: argparse.Namespace) -> int:
     from .compiler.seam.target import Target
     from .compose import compose
-    from .loading import find_function, load, locate
+    from .loading import find_function, locate
     from .notices import Notices
     from .progress import for_stream
-    from .warm import warm_targets
+    from .warm import warm_function
 
     # What can be wrong with the command itself is said before anything is started; the store and
     # the farm are opened before the file is run, so that both are ready behind `import torch`.
@@ -69,12 +69,8 @@ def _warm(options: argparse.Namespace) -> int:
     world = compose(_knobs(options), notices, demand_store=True)
     try:
         function = find_function(file, name)
-        report = warm_targets(
-            options.function,
-            lambda: load(function, options.function),
-            targets,
-            world,
-            follow=for_stream().target,
+        report = warm_function(
+            options.function, function, targets, world, follow=for_stream().target
         )
     finally:
         world.close()

@@ -7,11 +7,11 @@
     |   |-- KnobError             a setting has a value that it cannot have
     |   |-- FunctionNotFound      FILE.py:FUNCTION names no file or no function
     |   |-- FunctionFailed        FUNCTION raised; ``tail`` is the end of its traceback
-    |   |-- WrongShape            FUNCTION returned something that is no (module, args)
     |   `-- NoTarget              no GPU is there and no target was named
     `-- NothingTraced         the model was called, and Dynamo handed us no graph
 
-The three folders have their own trees; their messages reach a person as they are.
+The three folders have their own trees; their messages reach a person as they are. (What FUNCTION
+may return is the tracer's to say.)
 """
 
 from __future__ import annotations
@@ -46,17 +46,6 @@ class FunctionFailed(UsageError):
         super().__init__(f"{name} raised; the end of its traceback:\n{tail}")
         self.name = name
         self.tail = tail
-
-
-class WrongShape(UsageError):
-    """The user's function returned something that cannot be traced."""
-
-    def __init__(self, name: str, got: str) -> None:
-        super().__init__(
-            f"{name} returned {got}; it must return (module_or_callable, args) or "
-            '(module_or_callable, args, "train"), where args is a tuple'
-        )
-        self.name = name
 
 
 class NoTarget(UsageError):

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .errors import FunctionFailed, FunctionNotFound, WrongShape
+from .errors import FunctionFailed, FunctionNotFound
 
-MODES = ("infer", "train")
 #: Frames of the user's traceback that a message shows.
 TAIL = 4
 
@@ -51,25 +50,6 @@ def find_function(file: Path, name: str) -> Callable[[], Any]:
     return function
 
 
-def load(function: Callable[[], Any], name: str) -> tuple[Any, tuple[Any, ...], str]:
-    """Call FUNCTION and return (module or callable, args, mode).
-
-    Raises FunctionFailed and WrongShape, which name it.
-    """
-    try:
-        value = function()
-    except (Exception, SystemExit) as error:
-        raise FunctionFailed(name, tail_of(error)) from error
-    match value:
-        case (target, (*args,)) if callable(target):
-            return target, tuple(args), "infer"
-        case (target, (*args,), mode) if callable(target):
-            if mode not in MODES:
-                raise WrongShape(name, f"the mode {mode!r}")
-            return target, tuple(args), mode
-    raise WrongShape(name, _describe(value))
-
-
 def tail_of(error: BaseException) -> str:
     """Return the last frames of a traceback and the exception, without frames of our own."""
     ours = str(Path(__file__).parent)
@@ -84,10 +64,3 @@ def tail_of(error: BaseException) -> str:
 
 def _is_own(value: object, module: str) -> bool:
     return callable(value) and getattr(value, "__module__", None) == module
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, tuple | list):
-        inner = ", ".join(type(item).__name__ for item in value)
-        return f"a {type(value).__name__} of ({inner})"
-    return f"a {type(value).__name__}"

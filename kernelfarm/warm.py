@@ -6,19 +6,21 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from .compiler.seam.target import Target
 from .compose import Session, World, compose
-from .errors import NothingTraced
+from .errors import FunctionFailed, NothingTraced
 from .fallback import eager
 from .knobs import resolve
+from .loading import tail_of
 from .tally import Tally
 
 #: Called with a target's name and its tally; the context lasts as long as the target takes.
 Follow = Callable[[str, Tally], AbstractContextManager[None]]
-#: Makes the thing to compile, for one target: (module or callable, args, "infer" or "train").
-Loader = Callable[[], tuple[Any, tuple[Any, ...], str]]
+#: Traces something for one target and hands each of its graphs to ``compile_graph``; is called as
+#: ``trace(target, compile_graph=..., name=..., record=...)``.
+Trace = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def warm_start(
     fn: Any,
     args: Sequence[Any],
     targets: Sequence[str],
-    mode: str = "infer",
+    mode: Literal["infer", "train"] = "infer",
     *,
     follow: Follow | None = None,
     **settings: Any,
@@ -92,30 +94,55 @@ def warm_start(
     knobs by name. Raises UnknownTarget, KnobError, StoreUnusable and the tracer's TraceError;
     a kernel that fails is counted and named in the report instead.
     """
+    from .compiler.trace.fake import trace_call
+
+    def trace(target: Target, **hooks: Any) -> None:
+        trace_call(fn, args, target, mode, **hooks)
+
     parsed = [Target.parse(text) for text in targets]
-    arguments = tuple(args)
+    name = getattr(fn, "__name__", type(fn).__name__)
     world = compose(resolve(settings), demand_store=True)
     try:
-        return warm_targets(
-            getattr(fn, "__name__", type(fn).__name__),
-            lambda: (fn, arguments, mode),
-            parsed,
-            world,
-            follow=follow,
-        )
+        return warm_targets(name, trace, parsed, world, follow=follow)
     finally:
         world.close()
 
 
-def warm_targets(
+def warm_function(
     name: str,
-    load: Loader,
+    function: Callable[[], Any],
     targets: Sequence[Target],
     world: World,
     *,
     follow: Follow | None = None,
 ) -> WarmReport:
-    """Load and compile for each target in turn; ``load`` runs on fake devices of the target."""
+    """Compile what ``function()`` returns, which runs once for each target on fake tensors.
+
+    Raises FunctionFailed with the end of the function's own traceback, and TraceError.
+    """
+    from .compiler.trace import errors
+    from .compiler.trace.fake import trace_for
+
+    def trace(target: Target, **hooks: Any) -> None:
+        try:
+            trace_for(function, target, **hooks)
+        except errors.FunctionFailed as error:
+            if error.__cause__ is None:  # it returned something that cannot be traced
+                raise
+            raise FunctionFailed(name, tail_of(error.__cause__)) from error
+
+    return warm_targets(name, trace, targets, world, follow=follow)
+
+
+def warm_targets(
+    name: str,
+    trace: Trace,
+    targets: Sequence[Target],
+    world: World,
+    *,
+    follow: Follow | None = None,
+) -> WarmReport:
+    """Trace and compile for each target in turn."""
     started = time.monotonic()
     distinct = tuple(dict.fromkeys(targets))
     total = _Sum()
@@ -124,7 +151,7 @@ def warm_targets(
         tally = Tally()
         session = world.session(target, tally)
         with follow(str(target), tally) if follow else nullcontext():
-            _warm_one(name, load, world, session, total)
+            _warm_one(name, trace, world, session, total)
         joined += tally.joined()
     world.writer.flush(world.knobs.wait_seconds)
     places = {world.place(): total.kernels["compiled"] - joined, "joined": joined}
@@ -139,11 +166,10 @@ def warm_targets(
     )
 
 
-def _warm_one(name: str, load: Loader, world: World, session: Session, total: _Sum) -> None:
+def _warm_one(name: str, trace: Trace, world: World, session: Session, total: _Sum) -> None:
     # Here, because these import torch, which nobody should wait for to read a usage message.
     from .compiler.pipeline import CompileContext, compile_graph
     from .compiler.report import Report
-    from .compiler.trace.fake import trace_for
 
     report = Report()
     context = CompileContext(
@@ -164,7 +190,7 @@ def _warm_one(name: str, load: Loader, world: World, session: Session, total: _S
             total.failures.append(str(error))
             return eager(gm)
 
-    trace_for(load, session.target, compile_one)
+    trace(session.target, compile_graph=compile_one, name=name, record=report.add_phase)
     session.service.drain(world.knobs.wait_seconds)
     if not report.graphs["total"]:
         raise NothingTraced(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from concurrent.futures import Future
 
@@ -87,7 +88,7 @@ def test_a_rejected_kernel_fails_its_future_only_and_is_tried_again_later(bench,
 
 
 def test_a_broken_farm_is_replaced_by_the_spare_with_one_notice(make_bench, source):
-    """When the farm itself fails, at submit or later, the spare compiles and a person hears once."""
+    """When the farm itself fails, early or late, the spare compiles and a person hears once."""
     spare = make_bench().farm
     bench = make_bench(
         spare=lambda: spare, is_broken=lambda error: isinstance(error, ConnectionError)
@@ -168,10 +169,14 @@ def test_a_submit_costs_the_caller_little(bench, source):
     text = "@triton.jit\ndef kf_add(x): pass\n" + "# a line of a kernel of usual length\n" * 150
     requests = [source(text + f"# {number}") for number in range(400)]
     costs = []
-    for request in requests:
-        started = time.thread_time()  # not wall clock: the machine has other work
-        bench.service.submit(request)
-        costs.append(time.thread_time() - started)
+    gc.disable()  # a collection of all that pytest holds is nobody's submit
+    try:
+        for request in requests:
+            started = time.thread_time()  # not wall clock: the machine has other work
+            bench.service.submit(request)
+            costs.append(time.thread_time() - started)
+    finally:
+        gc.enable()
     assert sorted(costs)[int(len(costs) * 0.99)] <= 200e-6
     assert bench.service.stats()["submit_us"]["count"] == 400
 
