@@ -14,6 +14,7 @@ from torch.fx import Graph, GraphModule
 
 from ..seam.target import Target
 from .attention import choose_attention_everywhere
+from .literals import replace_literals
 
 aten = torch.ops.aten
 
@@ -22,8 +23,10 @@ def make_choices(module: GraphModule, target: Target) -> None:
     """Rewrite the device-dependent calls of ``module`` and of its sub-graphs, in place."""
     choose_attention_everywhere(module, flash=target.device_model.flash_attention)
     for part in module.modules():
-        if isinstance(part, GraphModule) and choose_batch_norm(part.graph):
-            part.recompile()
+        if isinstance(part, GraphModule):
+            changed = choose_batch_norm(part.graph) + replace_literals(part.graph)
+            if changed:
+                part.recompile()
 
 
 def batch_norm(

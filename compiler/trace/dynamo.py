@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from ..seam.target import Target
 from .choices import make_choices
 from .decomposition import decomposition_table
+from .tidy import tidy
 
 GraphKind = Literal["inference", "forward", "backward"]
 #: A compiled graph: takes one list of inputs, empties it, returns a list of outputs.
@@ -78,6 +79,7 @@ def compile_fx(
 
     def compiler(kind: GraphKind) -> Callable[[GraphModule, Sequence[Any]], Boxed]:
         def compile_one(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
+            tidy(graph)
             with inner.running():
                 return _boxed(compile_graph(graph, inputs, GraphInfo(kind, _static(kind))), kind)
 

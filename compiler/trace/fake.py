@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
+from torch.fx.experimental import proxy_tensor
 from torch.utils._pytree import tree_leaves
 
 from ..seam.target import Target
@@ -101,6 +102,7 @@ def _world(target: Target) -> Iterator[FakeTensorMode]:
         stack.enter_context(answering_for(target.device_model))
         stack.enter_context(movable_modules())
         stack.enter_context(_attention_of(target))
+        stack.enter_context(_constants_stay_unread())
         stack.enter_context(mode)
         yield mode
 
@@ -137,6 +139,23 @@ def _attention_of(target: Target) -> Iterator[None]:
         for key in ("CUDA", "AutogradCUDA"):
             library.impl("scaled_dot_product_attention", chosen, key)
         yield
+
+
+@contextlib.contextmanager
+def _constants_stay_unread() -> Iterator[None]:
+    """Keep torch from computing with one-element constants, which it does on the real device.
+
+    It does so only to answer ``.item()`` while tracing; the graph is the same without.
+    """
+    if torch.cuda.is_available() or not hasattr(proxy_tensor, "CONSTANT_NUMEL_LIMIT"):
+        yield
+        return
+    limit = proxy_tensor.CONSTANT_NUMEL_LIMIT
+    proxy_tensor.CONSTANT_NUMEL_LIMIT = -1
+    try:
+        yield
+    finally:
+        proxy_tensor.CONSTANT_NUMEL_LIMIT = limit
 
 
 def _called(function: Callable[[], Any], label: str) -> Any:
