@@ -10,7 +10,6 @@ therefore recompile twice before accusing a key.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +25,9 @@ from .target import Target
 from .toolchain import current_toolchain
 from .versions import line_info, pipeline_stages, ptxas_release
 
-#: Called after each stage with its name ("parse", "ttgir", "llir", ...) and its seconds.
-OnStage = Callable[[str, float], None]
+#: Told each stage ("parse", "ttgir", "llir", "ptx", "cubin", "validate") before it begins, so that
+#: a crash is known by the stage it happened in.
+OnStage = Callable[[str], None]
 
 #: The CUDA release, as ``cuDriverGetVersion`` writes it, whose driver first knew an architecture
 #: (CUDA release notes; a binary of an older toolkit cannot have been made for it either).
@@ -72,7 +72,7 @@ def warm_up(target: Target) -> None:
         ptxas_release(int(target.arch))
 
 
-def _ignore(stage: str, seconds: float) -> None:
+def _ignore(stage: str) -> None:
     return None
 
 
@@ -84,15 +84,14 @@ def _compile(
     made: dict[str, Any] = {}
     stage = "parse"
     try:
-        started = time.monotonic()
+        on_stage(stage)
         module = _parse(request, backend, box)
-        on_stage(stage, time.monotonic() - started)
         stages = list(pipeline_stages(backend, parsed).items())
         for stage, run in stages[1:]:  # the first is ttir, which the front half ran
-            started = time.monotonic()
+            on_stage(stage)
             module = made[stage] = run(module, metadata)
-            on_stage(stage, time.monotonic() - started)
         stage = "validate"
+        on_stage(stage)
         return _artifact(request, made, metadata, keep_ptx)
     except SeamError:
         raise

@@ -99,7 +99,7 @@ def line_info(off: bool) -> Iterator[None]:
 
 
 def ptxas_release(arch: int) -> tuple[int, int]:
-    """Return the CUDA release (13, 4) of the ptxas that assembles for ``arch``; cached by Triton."""
+    """Return the CUDA release, as (13, 4), of the ptxas that assembles for ``arch``."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     major, minor = get_ptxas(arch).version.split(".")
