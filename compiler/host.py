@@ -207,7 +207,7 @@ class MultiOutput:
 
 @dataclass(frozen=True, slots=True)
 class SymbolDef:
-    """Bind size symbol ``name`` to dimension ``dim`` of input ``source`` (dim None: the int itself)."""
+    """Bind symbol ``name`` to dimension ``dim`` of input ``source`` (None: to the int itself)."""
 
     name: str
     source: str
@@ -216,7 +216,7 @@ class SymbolDef:
 
 @dataclass(frozen=True, slots=True)
 class Assert:
-    """Fail with ``message`` unless the tensor ``name`` has exactly this spec's sizes and strides."""
+    """Fail with ``message`` unless tensor ``name`` has exactly this spec's sizes and strides."""
 
     name: str
     spec: TensorSpec
@@ -247,7 +247,7 @@ Line = (
 
 @dataclass(frozen=True, slots=True)
 class HostProgram:
-    """A whole graph as the host sees it; ``outputs`` are arguments built from names and constants."""
+    """A whole graph as the host sees it; ``outputs`` are arguments of names and constants."""
 
     inputs: tuple[Input, ...]
     constants: tuple[Constant, ...] = ()

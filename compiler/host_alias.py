@@ -87,7 +87,8 @@ def roots(program: host.HostProgram) -> dict[str, frozenset[str]]:
     and in those of every argument that its schema ties to a result. Symbols have none.
     """
     found: dict[str, frozenset[str]] = {}
-    for entry in (*program.inputs, *program.constants):
+    entries: tuple[host.Input | host.Constant, ...] = (*program.inputs, *program.constants)
+    for entry in entries:
         if entry.spec is not None:
             found[entry.name] = frozenset((entry.name,))
     for line in program.lines:

@@ -120,7 +120,7 @@ def _table(names: Sequence[str], what: str) -> _Codec:
 def _seq(item: _Codec, limit: int) -> _Codec:
     """A tuple of ``item``, written as an array."""
 
-    def run(value: Any, path: str, depth: int, kind: type, one: Callable[..., Any]) -> list[Any]:
+    def run(value: Any, path: str, depth: int, kind: Any, one: Callable[..., Any]) -> list[Any]:
         if type(value) is not kind:
             raise HostProgramError(path, f"expected a sequence, found {type(value).__name__}")
         if len(value) > limit:
@@ -258,7 +258,7 @@ _GRID = _node(host.GridSpec, x=_SIZE, y=_SIZE, z=_SIZE)
 
 
 def _pair(first: _Codec, second: _Codec) -> _Codec:
-    def run(value: Any, path: str, depth: int, kind: type, way: int) -> list[Any]:
+    def run(value: Any, path: str, depth: int, kind: Any, way: int) -> list[Any]:
         if type(value) is not kind or len(value) != 2:
             raise HostProgramError(path, "expected a pair")
         left = first[way](value[0], f"{path}[0]", depth + 1)

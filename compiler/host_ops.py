@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from .host_errors import HostProgramError
+from .host_tables import words
 
 _PART = r"(?:[A-Za-z]|_(?!_))\w*"
 _NAME = re.compile(rf"({_PART})\.({_PART})\.({_PART})\Z", re.ASCII)
@@ -21,16 +22,20 @@ _DUNDER = re.compile(r"aten\.(__i?(?:and|or|xor|lshift|rshift)__)\.(Scalar|Tenso
 
 #: Operators that reach outside the tensors they are given: files, global modes, seeds, processes.
 _DENIED = frozenset(
-    "from_file save load manual_seed seed set_grad_enabled set_printoptions warn "
-    "set_default_dtype print breakpoint".split()
+    words(
+        "from_file save load manual_seed seed set_grad_enabled set_printoptions warn "
+        "set_default_dtype print breakpoint"
+    )
 )
 _DENIED_NAMESPACES = frozenset(("prim", "debugprims", "profiler", "inductor_test"))
 
 #: Argument and result types that a host program can express; everything else (objects, storages,
 #: callables, dictionaries, "any") keeps an operator out.
 _TYPES = frozenset(
-    "Tensor int SymInt float SymFloat bool SymBool number Scalar str Device ScalarType Layout "
-    "MemoryFormat Generator NoneType".split()
+    words(
+        "Tensor int SymInt float SymFloat bool SymBool number Scalar str Device ScalarType Layout "
+        "MemoryFormat Generator NoneType"
+    )
 )
 _WRAPPERS = re.compile(r"(?:Optional|List)\[(.*)\]\Z")
 

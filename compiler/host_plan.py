@@ -128,9 +128,7 @@ def reuse_buffers(program: host.HostProgram) -> host.HostProgram:
                 pass
             case _:
                 busy += 1
-    return replace(
-        program, lines=tuple(line for i, line in enumerate(lines) if i not in dropped)
-    )
+    return replace(program, lines=tuple(line for i, line in enumerate(lines) if i not in dropped))
 
 
 def lower_frees(program: host.HostProgram) -> host.HostProgram:

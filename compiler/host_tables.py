@@ -10,6 +10,12 @@ import builtins
 import keyword
 import re
 
+
+def words(text: str) -> tuple[str, ...]:
+    """Return the words of a text: tables of names read better so."""
+    return tuple(text.split())
+
+
 #: torch's dtype names and their item sizes in bytes.
 DTYPES: dict[str, int] = {
     "float32": 4,
@@ -58,13 +64,13 @@ SIZE_OPS: dict[str, tuple[int, int]] = {
     "min": (1, 64),
 }
 
-_POINTEES = (
+_POINTEES = words(
     "i1 i8 i16 i32 i64 u1 u8 u16 u32 u64 fp16 bf16 fp32 fp64 "
     "fp8e4nv fp8e5 fp8e4b8 fp8e5b16 fp8e4b15"
-).split()
+)
 
 #: Scalar launch arguments, by Triton's signature type.
-SCALAR_KINDS = frozenset("i1 i8 i16 i32 i64 u1 u8 u16 u32 u64 fp16 bf16 fp32 f32 fp64".split())
+SCALAR_KINDS = frozenset(words("i1 i8 i16 i32 i64 u1 u8 u16 u32 u64 fp16 bf16 fp32 f32 fp64"))
 
 #: Pointer launch arguments; ``*k`` marks a pointer that the kernel only reads.
 POINTER_KINDS = frozenset(f"*{k}{t}" for k in ("", "k") for t in _POINTEES)
@@ -90,9 +96,11 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 #: Names that the printed program uses itself; the rest of them all match ``_RESERVED``.
 PRINTER_NAMES = frozenset(
-    "_index _stream _device _result _empty _empty_cpu _view _view_as _realign _check_layout "
-    "_current_device _on_device _raw_stream _device_of _kernels _constants _max _min _inf _nan "
-    "call args self".split()
+    words(
+        "_index _stream _device _result _empty _empty_cpu _view _view_as _realign _check_layout "
+        "_current_device _on_device _raw_stream _device_of _kernels _constants _max _min _inf _nan "
+        "call args self"
+    )
 )
 _RESERVED = re.compile(r"_(k\d+|op\d+|dt_\w+|mf_\w+|given_\w+)\Z", re.ASCII)
 _BUILTINS = frozenset(dir(builtins))

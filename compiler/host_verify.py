@@ -219,7 +219,9 @@ def _check_extern(line: host.ExternCall, scope: _Scope, path: str) -> None:
     given = set(positional[: len(line.args)])
     for i, (name, value) in enumerate(line.kwargs):
         if name not in facts.arguments or name in given:
-            raise HostProgramError(f"{path}.kwargs[{i}]", f"{line.op} has no argument {name!r} here")
+            raise HostProgramError(
+                f"{path}.kwargs[{i}]", f"{line.op} has no argument {name!r} here"
+            )
         given.add(name)
         _check_arg(value, scope, f"{path}.kwargs[{i}]")
     for i, value in enumerate(line.args):

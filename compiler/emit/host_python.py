@@ -49,7 +49,8 @@ class _Printer:
         """Print the whole program."""
         program = self.program
         self.ops = {op: i for i, op in enumerate(extern_names(program))}
-        for entry in (*program.inputs, *program.constants):
+        entries: tuple[host.Input | host.Constant, ...] = (*program.inputs, *program.constants)
+        for entry in entries:
             if entry.spec is not None:
                 self.specs[entry.name] = entry.spec
         self._find_checked()
@@ -113,7 +114,7 @@ class _Printer:
             names = _unpack(f"_k{i}" for i in range(len(program.kernels)))
             self._put(f"{names} = _kernels(_index)")
             self._put("_stream = _raw_stream(_index)")
-        if any(isinstance(line, host.ExternCall) for line in program.lines):
+        if _names_device(program):
             self._put("_device = _device_of(_index)")
 
     def _realign(self) -> None:
@@ -177,7 +178,8 @@ class _Printer:
 
     def _kernel(self, line: host.KernelCall) -> None:
         axes = (line.grid.x, line.grid.y, line.grid.z)
-        args = [arg.name if isinstance(arg, host.Ref) else _size(arg) for arg in line.args]
+        kinds = self.program.kernels[line.kernel].arg_kinds
+        args = [_launch_arg(kind, arg) for kind, arg in zip(kinds, line.args, strict=True)]
         grid = [_size(axis) for axis in axes]
         call = f"_k{line.kernel}({', '.join([*grid, '_stream', *args])})"
         if 0 in axes:
@@ -213,6 +215,23 @@ class _Printer:
                 text = f"{value.name}.clone()"
             values.append(text)
         self._put(f"return [{', '.join(values)}]")
+
+
+def _launch_arg(kind: str, arg: host.Ref | host.Size) -> str:
+    """Print a launch argument; a tensor goes as its address, which launchers take fastest."""
+    if not isinstance(arg, host.Ref):
+        return _size(arg)
+    return f"{arg.name}.data_ptr()" if kind.startswith("*") else arg.name
+
+
+def _names_device(program: host.HostProgram) -> bool:
+    def inside(value: object) -> bool:
+        if isinstance(value, tuple):
+            return any(inside(item) for item in value)
+        return value == host.DeviceRef("target")
+
+    calls = (line for line in program.lines if isinstance(line, host.ExternCall))
+    return any(inside(call.args) or inside(call.kwargs) for call in calls)
 
 
 def _unpack(names: Iterable[str]) -> str:

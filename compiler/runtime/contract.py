@@ -16,8 +16,8 @@ from ..seam.request import Artifact, SourceRequest
 #: A kernel as it comes from the service (GPU) or straight from code generation (interpreter).
 LoadableKernel = Artifact | SourceRequest
 
-#: ``launch(grid_x, grid_y, grid_z, stream, *args)`` on one device. Tensors are passed as tensors;
-#: the grid is not zero.
+#: ``launch(grid_x, grid_y, grid_z, stream, *args)`` on one device. A pointer argument is an address
+#: (what printed programs pass), a tensor, or None for a null pointer; the grid is not zero.
 Launch = Callable[..., None]
 
 
@@ -66,5 +66,5 @@ class Runtime(Protocol):
         ...
 
     def resolve(self, op: str) -> Callable[..., Any]:
-        """Return the callable for an operator; raises HostProgramError when it may not be called."""
+        """Return an operator as a callable; raises HostProgramError if it may not be called."""
         ...

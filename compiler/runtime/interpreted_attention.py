@@ -1,9 +1,9 @@
 """GPU-only attention operators, computed by their formula on CPU tensors.
 
 ``ATTENTION`` maps an operator's name to a function that takes the real overload and returns its
-stand-in: same arguments, same results, in number, dtype and strides. Sizes and strides come from the
-overload's own shape function, run on meta tensors, so they are what the compiler was told while it
-traced. The softmax is taken in float32 at least. Results that only a GPU's backward kernel reads
+stand-in: same arguments, same results, in number, dtype and strides. Sizes and strides come from
+the overload's own shape function, run on meta tensors, so they are what the compiler was told while
+it traced. The softmax is taken in float32 at least. Results that only a GPU's backward kernel reads
 (seeds, padding of the log-sum-exp) are zero; the backward forms start again from query, key, value.
 """
 

@@ -149,7 +149,8 @@ def _complete_builder(tl: Any, interpreter: Any) -> None:
         function = lookup(symbol, len(args))
         if function is None:
             raise RunError(
-                f"the interpreter runtime has no {symbol}; add it to compiler/runtime/interpreted_math.py"
+                f"the interpreter runtime has no {symbol}; "
+                "add it to compiler/runtime/interpreted_math.py"
             )
         value = function(*(arg.data for arg in args))
         scalar = getattr(result, "scalar", result)
@@ -194,7 +195,9 @@ def _complete_reductions(tl: Any, interpreter: Any) -> None:
 
     def combined(self: Any, left: list[Any], right: list[Any], kinds: list[Any]) -> list[Any]:
         """Apply the combine function to two tuples of equal arrays."""
-        args = [self.to_tensor(a, k) for a, k in zip((*left, *right), (*kinds, *kinds), strict=True)]
+        args = [
+            self.to_tensor(a, k) for a, k in zip((*left, *right), (*kinds, *kinds), strict=True)
+        ]
         result = self.combine_fn(*args)
         parts = result if isinstance(result, tuple) else (result,)
         shape = left[0].shape
@@ -217,7 +220,9 @@ def _complete_reductions(tl: Any, interpreter: Any) -> None:
             data = combined(self, [d[0::2] for d in data], [d[1::2] for d in data], kinds)
         data = [d[0] for d in data]
         if self.keep_dims:
-            data = [d.reshape((1,) * rank) if axis is None else np.expand_dims(d, axis) for d in data]
+            data = [
+                d.reshape((1,) * rank) if axis is None else np.expand_dims(d, axis) for d in data
+            ]
         return [self.to_tensor(d if d.ndim else d[()], k) for d, k in zip(data, kinds, strict=True)]
 
     def scan(self: Any, values: tuple[Any, ...]) -> list[Any]:
@@ -232,7 +237,9 @@ def _complete_reductions(tl: Any, interpreter: Any) -> None:
                 data = doubled(self, data, kinds, step)
                 step *= 2
         data = [np.moveaxis(np.flip(d, 0) if self.reverse else d, 0, self.axis) for d in data]
-        return [self.to_tensor(np.ascontiguousarray(d), k) for d, k in zip(data, kinds, strict=True)]
+        return [
+            self.to_tensor(np.ascontiguousarray(d), k) for d, k in zip(data, kinds, strict=True)
+        ]
 
     def doubled(self: Any, data: list[Any], kinds: list[Any], step: int) -> list[Any]:
         """Combine each element with the one ``step`` before it, blocks kept at a power of two."""

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..host_tables import words
+
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
 
@@ -38,7 +40,7 @@ def _power_of_two(x: Array, n: Array) -> Any:
 
 
 def _fma(x: Array, y: Array, z: Array) -> Any:
-    # Exact product in double precision, so single-precision arguments are rounded once or nearly so.
+    # An exact product in double precision: single-precision results are rounded once, nearly so.
     wide = [value.astype(np.float64) for value in (x, y, z)]
     return (wide[0] * wide[1] + wide[2]).astype(z.dtype)
 
@@ -91,14 +93,14 @@ _FLAGS: dict[str, Function] = {
 _UNARY: dict[str, Function] = {
     **{
         name: getattr(np, name)
-        for name in (
+        for name in words(
             "exp exp2 expm1 log log2 log10 log1p sqrt cbrt sin cos tan sinh cosh tanh "
             "floor ceil trunc rint"
-        ).split()
+        )
     },
     **{
         name: getattr(np, "arc" + name.removeprefix("a"))
-        for name in "asin acos atan asinh acosh atanh".split()
+        for name in words("asin acos atan asinh acosh atanh")
     },
     **{
         name: _torch(getattr(torch.special, theirs))
@@ -192,8 +194,13 @@ def _tgamma(x: Array) -> Any:
 def _conversion(name: str) -> Function | None:
     """Return a conversion or a bit cast, which name their result type in the symbol."""
     if "_as_" in name:
-        return lambda x: x.view(np.dtype(f"f{x.dtype.itemsize}" if "as_float" in name
-                                         or "as_double" in name else f"i{x.dtype.itemsize}"))
+        return lambda x: x.view(
+            np.dtype(
+                f"f{x.dtype.itemsize}"
+                if "as_float" in name or "as_double" in name
+                else f"i{x.dtype.itemsize}"
+            )
+        )
     source, found, rest = name.partition("2")
     if not found or source not in ("int", "uint", "ll", "ull", "float", "double"):
         return None

@@ -38,7 +38,9 @@ class InterpreterRuntime:
         """Return a launcher for a SourceRequest; raises LaunchError for a binary."""
         if not isinstance(loadable, SourceRequest):
             raise LaunchError(
-                kdef.name, "a binary cannot be interpreted", "hand the interpreter its SourceRequest"
+                kdef.name,
+                "a binary cannot be interpreted",
+                "hand the interpreter its SourceRequest",
             )
         return InterpretedKernel(loadable)
 
@@ -49,7 +51,7 @@ class InterpreterRuntime:
     def on_device(self, index: int) -> AbstractContextManager[Any]:
         """Raise RunError: the interpreter has one device, the CPU, and an input is elsewhere."""
         raise RunError(
-            f"an input lies on device {index}, but this program runs in the interpreter on the CPU; "
+            f"an input lies on device {index}, but this program runs in the interpreter; "
             "move the inputs to the CPU"
         )
 
@@ -151,7 +153,7 @@ def _argument(known: Language, kind: str, value: Any) -> Any:
     """Return a launch argument as the interpreter's tensor of exactly the declared type."""
     tl, interpreter = known.tl, known.interpreter
     if kind.startswith("*"):
-        address = 0 if value is None else value.data_ptr()
+        address = value if isinstance(value, int) else 0 if value is None else value.data_ptr()
         pointer = tl.str_to_ty(kind.replace("*k", "*"), None)
         data = np.array([address], dtype=np.uint64)
         return tl.tensor(interpreter.TensorHandle(data, pointer), pointer)

@@ -135,10 +135,14 @@ def _view(
 
 
 def _view_as(
-    source: torch.Tensor, dtype: torch.dtype, sizes: Sequence[int], strides: Sequence[int], offset: int
+    source: torch.Tensor,
+    dtype: torch.dtype,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    offset: int,
 ) -> torch.Tensor:
     """View the storage of ``source`` as another dtype; ``offset`` counts elements of that dtype."""
-    start, rest = divmod(source.storage_offset() * source.element_size(), dtype.itemsize)
+    start, rest = divmod(int(source.storage_offset()) * source.element_size(), dtype.itemsize)
     if rest:
         raise LayoutError("a view as another dtype starts inside an element", 0, rest)
     view = torch.empty(0, dtype=dtype, device=source.device)
