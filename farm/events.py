@@ -1,7 +1,7 @@
 """What happens to the plan, and what the plan wants done.
 
     event       := Wanted | Raised | Released | ClientGone            from clients
-                 | Ready | Lost | Unavailable                         about environments
+                 | Expected | Ready | Lost | Unavailable              about environments
                  | Staged | Keyed | Succeeded | Rejected | Died       about runs
                  | SlotsChanged | Tick                                from the clock
     instruction := Prepare | Retire | Discard                         to environments
@@ -58,6 +58,13 @@ class ClientGone:
     """A client's connection ended."""
 
     client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A client will ask for kernels in this environment."""
+
+    environment: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +222,7 @@ Event = (
     | Raised
     | Released
     | ClientGone
+    | Expected
     | Ready
     | Lost
     | Unavailable

@@ -17,7 +17,7 @@ TRANSITIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Job:
     """One request, wanted by at least one interest unless it is compiling or has ended."""
 
@@ -41,7 +41,7 @@ class Job:
     story: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Run:
     """One attempt in one child; it holds a slot until its end is reported."""
 
@@ -57,7 +57,7 @@ class Run:
     discarded: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Environment:
     """One toolchain and environment: absent, starting, ready or broken."""
 

@@ -97,7 +97,7 @@ class Plan:
 
     def snapshot(self) -> dict[str, int]:
         """Return the counters and how many jobs are in which state."""
-        states = Counter(job.state for job in dict.fromkeys(self._distinct()))
+        states = Counter(job.state for job in self._distinct())
         return {
             **self.counters,
             "slots": self.slots,
@@ -124,6 +124,11 @@ class Plan:
             case ev.ClientGone(client):
                 for interest in [found for found in self._interests if found[0] == client]:
                     self._released(interest, False)
+            case ev.Expected(name):
+                environment = self._environment(name)
+                environment.used = self._clock()
+                if environment.state == "absent":
+                    self._start_environment(environment)
             case ev.Ready(name):
                 self._ready(self._environment(name))
             case ev.Lost(name, reason):

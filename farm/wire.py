@@ -2,7 +2,7 @@
 
 Between client and broker (``n`` is the client's number for a request)::
 
-    client   hello {wire, pid}    environment {id, spec}    submit {n, env, kind, kernel, prio, body}
+    client   hello {wire, pid}    environment {id, spec}    submit {n, env, kernel, prio, body}
              raise {n, prio}      release {n, satisfied}    stats {n}    ping
     broker   welcome {wire, pid}  refuse {wire, why}        pong         stats {n, data}
              keyed {n, key, parts}
@@ -11,14 +11,16 @@ Between client and broker (``n`` is the client's number for a request)::
 
 Between broker and zygote (``run`` is the broker's number for an attempt)::
 
-    broker   hello {wire, toolchain, target, scratch}      run {run, kind, body}    kill {run}
+    broker   hello {wire, toolchain, target, run_bytes}      run {run, body}    kill {run}
     zygote   ready {seconds}      unready {why}             began {run, pid}
-             stage {run, stage}   keyed {run, key, parts, request}
+             stage {run, stage}   keyed {run, key, parts}
              done {run, payload, started, finished, stages}      rejected {run, failure}
              died {run, signal, exit_code, memory, log}
 
-``body`` is the packed wire form of a SourceRequest (kind "source") or a CompileRequest ("compile");
-the broker never looks into it. Unknown fields are ignored; any other change raises WIRE_VERSION.
+``parts`` are the kernel key's (name, bytes) pairs, the TTIR among them. ``body`` is the packed wire
+form of a SourceRequest or a CompileRequest; the broker never looks into it. ``spec`` is what a
+zygote is started with: {python, roots, environ, toolchain, target}.
+Unknown fields are ignored; any other change raises WIRE_VERSION.
 """
 
 from __future__ import annotations
