@@ -177,15 +177,15 @@ def prepare(system: str, model: Any, clock: Clock) -> Callable[..., Any]:
 def floor(clock: Clock) -> Callable[..., Any]:
     """Return a backend that traces as kernelfarm does and compiles nothing."""
     from kernelfarm.backend import live_target
+    from kernelfarm.compiler.pipeline import run_eagerly
     from kernelfarm.compiler.trace.dynamo import compile_fx
-    from kernelfarm.fallback import eager
     from kernelfarm.knobs import resolve
 
     def backend(gm: Any, inputs: Any) -> Any:
         return compile_fx(
             gm,
             inputs,
-            compile_graph=lambda graph, _inputs, _info: eager(graph),
+            compile_graph=lambda graph, _inputs, _info: run_eagerly(graph),
             target=live_target(resolve({"farm": False})),
             record=clock.add,
         )

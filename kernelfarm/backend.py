@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from .compiler.pipeline import CompileContext, compile_graph
+from .compiler.pipeline import Boxed, CompileContext, compile_graph, run_eagerly
 from .compiler.report import Report
+from .compiler.runtime.contract import Runtime
 from .compiler.seam.target import Target
-from .compiler.trace.dynamo import Boxed, GraphInfo, compile_fx
+from .compiler.trace.dynamo import GraphInfo, compile_fx
 from .compose import Session, World, shared_world
 from .errors import NoTarget
-from .fallback import eager
 from .knobs import Knobs, resolve
-from .notices import Notices
+from .notices import Notices, tell_uncached
 from .tally import Tally
 
 #: Where torch.compile speaks to people; also counts what fell back to eager and why.
@@ -89,14 +90,15 @@ def _context(knobs: Knobs, session: Session) -> CompileContext:
         toolchain=session.toolchain,
         service=session.service,
         graphs=session.graphs,
-        runtime=_runtime(knobs),
+        runtime=_runtime(knobs.interpret),
         knobs=knobs,
         report=REPORT,
     )
 
 
-def _runtime(knobs: Knobs) -> Any:
-    if knobs.interpret:
+@cache
+def _runtime(interpret: bool) -> Runtime:
+    if interpret:
         from .compiler.runtime.interpreter import InterpreterRuntime
 
         return InterpreterRuntime()
@@ -121,7 +123,9 @@ def _guarded(
             if knobs.strict:
                 raise
             _fell_back(error)
-            return eager(gm)
+            return run_eagerly(gm)
+        finally:
+            tell_uncached(context.report, NOTICES)
 
     return compile_one
 

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
+from typing import Protocol
 
 _LOG = logging.getLogger("kernelfarm")
 
@@ -43,3 +44,15 @@ class Notices:
         """Return how often each reason was told."""
         with self._lock:
             return dict(self._counts)
+
+
+class Uncached(Protocol):
+    """The part of the compiler's report that names graphs which were not stored, and why."""
+
+    uncached: list[str]
+
+
+def tell_uncached(report: Uncached, notices: Notices) -> None:
+    """Say of each graph that was compiled and not stored why that is, once for each reason."""
+    for reason in tuple(report.uncached):
+        notices.say(f"kernelfarm: a graph is compiled and not stored: {reason}")

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from .compiler.seam.target import Target
 from .compose import Session, World, compose
 from .errors import FunctionFailed, NothingTraced
-from .fallback import eager
 from .knobs import resolve
 from .loading import tail_of
+from .notices import tell_uncached
 from .tally import Tally
 
 #: Called with a target's name and its tally; the context lasts as long as the target takes.
@@ -168,7 +168,7 @@ def warm_targets(
 
 def _warm_one(name: str, trace: Trace, world: World, session: Session, total: _Sum) -> None:
     # Here, because these import torch, which nobody should wait for to read a usage message.
-    from .compiler.pipeline import CompileContext, compile_graph
+    from .compiler.pipeline import CompileContext, compile_graph, run_eagerly, settle
     from .compiler.report import Report
 
     report = Report()
@@ -186,12 +186,14 @@ def _warm_one(name: str, trace: Trace, world: World, session: Session, total: _S
         try:
             return compile_graph(gm, inputs, context)
         except Exception as error:
-            # One bad kernel must not keep the others from being compiled: trace on.
+            # One graph that cannot be compiled must not keep the others from it: trace on.
             total.failures.append(str(error))
-            return eager(gm)
+            return run_eagerly(gm)
 
     trace(session.target, compile_graph=compile_one, name=name, record=report.add_phase)
+    total.failures += [str(error) for error in settle(context)]
     session.service.drain(world.knobs.wait_seconds)
+    tell_uncached(report, world.notices)
     if not report.graphs["total"]:
         raise NothingTraced(name)
     total.add(report.graphs, session.tally.kernels())
