@@ -1,1 +1,25 @@
-"""ATen nodes become loop bodies, views and extern calls."""
+"""ATen nodes become loop bodies, views and extern calls.
+
+registry    which operator is lowered by which function
+context     the walk over a graph, memory        reducing   loop nests that reduce
+fallback    everything without a lowering becomes a view or a library call
+views       shapes and layouts                    creation   constants and ranges
+pointwise   elementwise operators, by table       numeric, activation: those that need more
+reductions  sums, extremes, truth, moments        indexing   reads at positions that are data
+joining     cat and pad                           softmax, norm: whole operators of several loops
+
+Importing this package registers all of them.
+"""
+
+from . import (  # noqa: F401  (each import registers lowerings)
+    activation,
+    creation,
+    indexing,
+    joining,
+    norm,
+    numeric,
+    pointwise,
+    reductions,
+    softmax,
+    views,
+)

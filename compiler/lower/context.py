@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,23 +25,34 @@ from ..ir import (
     is_dense,
     same_layout,
 )
-from ..ops import KERNEL_DTYPES, compute_dtype
+from ..ops import INTS, ITEMSIZE, KERNEL_DTYPES
 from ..sym import Size, as_size, contiguous_strides
 from .registry import lowering_for
 
 #: A lazy that is used more than once stays lazy only below these: recomputing it costs less
 #: than writing and reading it (one read, a cast or an add).
 CHEAP_READS, CHEAP_COST = 1, 2
-#: A single lazy never grows beyond these; longer chains are cut by a buffer, which fusion may remove.
+#: A lazy never grows beyond these; a longer chain is cut by a buffer, which fusion may remove.
 MAX_READS, MAX_COST = 24, 400
 
-#: Takes the recorder and the results of a reduction, returns the values to store.
-Finish = Callable[[Recorder, list[int]], list[int]]
+#: An operator that reads its input in several loops reads a lazy one only below these.
+REREAD_READS, REREAD_COST = 4, 64
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """Our name of a torch dtype."""
     return str(dtype).removeprefix("torch.")
+
+
+def wrapped(number: bool | int | float, dtype: str) -> bool | int | float:
+    """A number as a tensor of this dtype holds it: integers wrap around."""
+    if dtype == "bool":
+        return bool(number)
+    if dtype not in INTS:
+        return number
+    bits = 8 * ITEMSIZE[dtype]
+    low = int(number) & ((1 << bits) - 1)
+    return low - (1 << bits) if dtype != "uint8" and low >> (bits - 1) else low
 
 
 class Lowering:
@@ -56,6 +67,7 @@ class Lowering:
         self.lowered_ops: dict[str, int] = {}
         self.fallback_ops: dict[str, int] = {}
         self._count = 0
+        self._realized: dict[tuple[int, tuple[Size, ...]], tuple[Tensor, View]] = {}
 
     # -- naming and metadata -------------------------------------------------------------------
 
@@ -130,7 +142,12 @@ class Lowering:
             wanted = contiguous_strides(tensor.sizes)
         else:
             wanted = strides
+        # one tensor that two library calls read is stored once; the tensor is kept for its id
+        known = self._realized.get((id(tensor), wanted))
+        if known is not None:
+            return known[1]
         out = self.buffer(tensor.sizes, tensor.dtype, wanted)
+        self._realized[id(tensor), wanted] = (tensor, self.whole(out))
         order = _loop_order(tensor.sizes, wanted)
         loops = loop_vars("p", [tensor.sizes[d] for d in order])
         index = [ZERO] * len(tensor.sizes)
@@ -144,59 +161,17 @@ class Lowering:
         return self.whole(out)
 
     def reduce(
-        self,
-        kind: str,
-        tensor: Tensor,
-        dims: Sequence[int],
-        *,
-        compute: str,
-        out_dtypes: Sequence[str],
-        keepdim: bool,
-        finish: Finish | None = None,
-        result_dtype: str | None = None,
-    ) -> tuple[View, ...]:
-        """Reduce over ``dims``; one loop nest, one buffer for each output.
+        self, kind: str, tensor: Tensor, dims: Sequence[int], **options: Any
+    ) -> tuple[Tensor, ...]:
+        """Reduce over ``dims``; see `reducing.reduce` for the options."""
+        from .reducing import reduce
 
-        ``compute`` is the dtype the operand is converted to first; ``finish`` maps the reduction's
-        results to the values that are stored (default: the results themselves).
-        ``result_dtype`` is the reduction's own result dtype (default: ``compute``).
-        """
-        from ..ops import REDUCTIONS
+        return reduce(self, kind, tensor, dims, **options)
 
-        rank = len(tensor.sizes)
-        reduced = {d % rank for d in dims} if rank else set()
-        kept = [d for d in range(rank) if d not in reduced]
-        over = [d for d in range(rank) if d in reduced]
-        loops = loop_vars("p", [tensor.sizes[d] for d in kept])
-        rloops = loop_vars("r", [tensor.sizes[d] for d in over])
-        index = [ZERO] * rank
-        for d, i in zip((*kept, *over), (*loops, *rloops), strict=True):
-            index[d] = i
-        recorder = Recorder()
-        value = recorder.cast(tensor.load(recorder, index), compute)
-        total = recorder.reduce(kind, value, compute_dtype(result_dtype or compute))
-        parts = REDUCTIONS[kind]
-        results = [total] if parts == 1 else [recorder.part(total, k) for k in range(parts)]
-        if finish is not None:
-            results = finish(recorder, results)
-        out_sizes = tuple(
-            1 if d in reduced else tensor.sizes[d] for d in range(rank) if keepdim or d not in reduced
-        )
-        outs: list[View] = []
-        for result, dtype in zip(results, out_dtypes, strict=True):
-            out = self.buffer(out_sizes, dtype)
-            kept_strides = [
-                s for d, s in enumerate(out.strides) if not keepdim or d not in reduced
-            ]
-            recorder.store(
-                out.name, linear(loops, kept_strides), recorder.cast(result, dtype), dtype
-            )
-            outs.append(self.whole(out))
-        body = recorder.finish(
-            [tensor.sizes[d] for d in kept], [tensor.sizes[d] for d in over]
-        )
-        self.graph.nodes.append(Compute(outs[0].buffer.name, body, self.origin()))
-        return tuple(outs)
+    def rereadable(self, tensor: Tensor) -> Tensor:
+        """The tensor, in memory if computing its elements in several loops would cost too much."""
+        cost, reads = cost_of(tensor)
+        return self.realize(tensor) if reads > REREAD_READS or cost > REREAD_COST else tensor
 
     def extern(self, op: str, args: tuple, kwargs: dict[str, object], meta: Any) -> Any:
         """Add a library call whose results have the fake metadata ``meta``."""
@@ -241,7 +216,7 @@ class Lowering:
                 case "output":
                     self._output(node)
                 case _:
-                    raise GraphError(f"node {node.name} is a {node.op}; expected a functional graph")
+                    raise GraphError(f"node {node.name} is a {node.op}; not a functional graph")
         self.node = None
         return self.graph
 
@@ -271,7 +246,8 @@ class Lowering:
         for part in str(node.target).split("."):
             owner = getattr(owner, part)
         if not isinstance(owner, torch.Tensor) or isinstance(owner, torch._subclasses.FakeTensor):
-            raise GraphError(f"constant {node.target} is a {type(owner).__name__}, not a real tensor")
+            kind = type(owner).__name__
+            raise GraphError(f"constant {node.target} is a {kind}, not a real tensor")
         tensor = owner.detach().to("cpu").contiguous()
         if tensor.numel() * tensor.element_size() > 1 << 20:
             raise GraphError(f"constant {node.target} is larger than 1 MiB")
@@ -333,7 +309,7 @@ class Lowering:
                 val = item.meta["val"]
                 value = self.realize(value, tuple(as_size(s) for s in val.stride()))
             elif value is not None and not isinstance(value, (int, float, bool)):
-                raise LoweringError(item.name, str(item.target), "returns a value that is no tensor")
+                raise LoweringError(item.name, str(item.target), "returns what is no tensor")
             self.graph.outputs.append(value)
 
 
@@ -357,6 +333,6 @@ def broadcast_index(
     out: list[Index] = []
     for d, size in enumerate(sizes):
         whole = out_sizes[lead + d]
-        stretched = isinstance(size, int) and size == 1 and not (isinstance(whole, int) and whole == 1)
+        stretched = isinstance(size, int) and size == 1 and whole != 1
         out.append(ZERO if stretched else index[lead + d])
     return out

@@ -35,7 +35,7 @@ def fallback(ctx: Lowering, node: fx.Node, args: Any, kwargs: Any) -> Any:
 
 
 def as_view(ctx: Lowering, node: fx.Node, args: Any) -> View | tuple[View, ...] | None:
-    """The result as views of the first argument's memory, if the operator's schema says it aliases it."""
+    """The result as views of the first argument's memory, if the schema says that it aliases it."""
     op = node.target
     assert isinstance(op, torch._ops.OpOverload)
     schema = op._schema
@@ -97,7 +97,7 @@ def _argument(ctx: Lowering, node: fx.Node, value: Any, source: Any) -> Any:
                 _argument(ctx, node, v, s) for v, s in zip(value, source, strict=True)
             )
         case torch.SymInt():
-            raise LoweringError(node.name, str(node.target), "a symbolic size reached a library call")
+            raise LoweringError(node.name, str(node.target), "a library call takes a symbolic size")
         case _:
             raise GraphError(
                 f"node {node.name} ({node.target}) has an argument of type {type(value).__name__}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..body import Recorder
 from ..index import Index
 from ..ir import Lazy, Tensor, cost_of
 from ..ops import OPS, is_float
-from .context import Lowering, broadcast_index, dtype_name
+from .context import Lowering, broadcast_index, dtype_name, wrapped
 from .registry import lower
 
 aten = torch.ops.aten
@@ -23,14 +24,20 @@ aten = torch.ops.aten
 Emit = Callable[[Recorder, list[int]], int]
 
 
-def promoted(ctx: Lowering, kind: KIND, positions: Sequence[int] | None = None) -> str:
-    """The dtype in which the node being lowered computes, by torch's promotion rules."""
+def promoted(
+    ctx: Lowering,
+    kind: KIND,
+    positions: Sequence[int] | None = None,
+    named: Sequence[str] = (),
+) -> str:
+    """The dtype in which the node being lowered computes, by torch's promotion rules.
+
+    Operands are all positional arguments, or those at ``positions``, and the keywords ``named``.
+    """
     assert ctx.node is not None
-    operands = [
-        a.meta["val"] if isinstance(a, fx.Node) else a
-        for i, a in enumerate(ctx.node.args)
-        if positions is None or i in positions
-    ]
+    given = [a for i, a in enumerate(ctx.node.args) if positions is None or i in positions]
+    given += [ctx.node.kwargs[name] for name in named if name in ctx.node.kwargs]
+    operands = [a.meta["val"] if isinstance(a, fx.Node) else a for a in given]
     operands = [a for a in operands if isinstance(a, (torch.Tensor, int, float, bool))]
     compute, _ = elementwise_dtypes(*operands, type_promotion_kind=kind)
     return dtype_name(compute)
@@ -59,9 +66,11 @@ def elementwise(
         for operand, want in zip(operands, wanted, strict=True):
             if isinstance(operand, Tensor):
                 at = broadcast_index(index, operand.sizes, out_sizes)
-                values.append(recorder.cast(operand.load(recorder, at), want))
+                value = operand.load(recorder, at)
+                is_flag = want == "bool"
+                values.append(truth(recorder, value) if is_flag else recorder.cast(value, want))
             else:
-                values.append(recorder.const(operand, want))
+                values.append(recorder.const(wrapped(operand, want), want))
         return recorder.cast(emit(recorder, values), out_dtype)
 
     tensors = [o for o in operands if isinstance(o, Tensor)]
@@ -70,7 +79,7 @@ def elementwise(
     return Lazy(out_sizes, out_dtype, fn, total_cost, total_reads)
 
 
-def _plain(name: str) -> Emit:
+def plain(name: str) -> Emit:
     return lambda recorder, values: recorder.op(name, *values)
 
 
@@ -102,7 +111,7 @@ _TABLE: tuple[tuple[Any, str, KIND], ...] = (
         for name in (
             "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "tanh",
             "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc",
-            "erfinv", "lgamma", "sqrt", "rsqrt", "sigmoid", "reciprocal",
+            "erfinv", "lgamma", "sqrt", "rsqrt", "sigmoid",
         )
     ),
 )  # fmt: skip
@@ -118,7 +127,7 @@ def _register_table() -> None:
                 return _bool_as_int(ctx, _name, args)
             if compute == "bool" and _name == "mul":
                 _name = "and"
-            return elementwise(ctx, args, _plain(_name), compute=compute, cost=OPS[_name].cost)
+            return elementwise(ctx, args, plain(_name), compute=compute, cost=OPS[_name].cost)
 
         lower(packet)(fn)
 
@@ -126,7 +135,7 @@ def _register_table() -> None:
 def _bool_as_int(ctx: Lowering, name: str, args: Sequence[Any]) -> Any:
     """Order comparisons of booleans run on int32; other arithmetic on them is torch's business."""
     if name in ("lt", "le", "gt", "ge"):
-        return elementwise(ctx, args, _plain(name), compute="int32")
+        return elementwise(ctx, args, plain(name), compute="int32")
     return NotImplemented
 
 
@@ -144,7 +153,7 @@ def add(ctx: Lowering, a: Any, b: Any, *, alpha: Any = 1) -> Any:
     compute = promoted(ctx, KIND.DEFAULT)
     if compute == "bool":
         return NotImplemented if alpha != 1 or name == "sub" else elementwise(
-            ctx, (a, b), _plain("or"), compute="bool"
+            ctx, (a, b), plain("or"), compute="bool"
         )
 
     def emit(recorder: Recorder, values: list[int]) -> int:
@@ -169,22 +178,29 @@ def div(ctx: Lowering, a: Any, b: Any, *, rounding_mode: str | None = None) -> A
                 lambda r, v: r.op("mul", v[0], r.const(inverse, compute)),
                 compute=compute,
             )
-        return elementwise(ctx, (a, b), _plain("div"), compute=compute, cost=OPS["div"].cost)
+        return elementwise(ctx, (a, b), plain("div"), compute=compute, cost=OPS["div"].cost)
     compute = promoted(ctx, KIND.DEFAULT)
     if compute == "bool":
         return NotImplemented
     if rounding_mode == "floor":
-        return elementwise(ctx, (a, b), _plain("floor_div"), compute=compute, cost=16)
+        return elementwise(ctx, (a, b), plain("floor_div"), compute=compute, cost=16)
     if is_float(compute):
         return elementwise(
             ctx, (a, b), lambda r, v: r.op("trunc", r.op("div", *v)), compute=compute, cost=10
         )
-    return elementwise(ctx, (a, b), _plain("trunc_div"), compute=compute, cost=16)
+    return elementwise(ctx, (a, b), plain("trunc_div"), compute=compute, cost=16)
+
+
+@lower(aten.reciprocal)
+def reciprocal(ctx: Lowering, a: Any) -> Any:
+    """``1 / a``."""
+    compute = promoted(ctx, KIND.INT_TO_FLOAT)
+    return elementwise(
+        ctx, (a,), lambda r, v: r.op("div", r.const(1.0, compute), v[0]), compute=compute, cost=8
+    )
 
 
 def _power_of_two(x: float) -> bool:
-    import math
-
     mantissa, exponent = math.frexp(abs(x))
     return mantissa == 0.5 and -120 < exponent < 120
 
@@ -201,7 +217,7 @@ def rounding(ctx: Lowering, a: Any) -> Any:
     assert ctx.node is not None
     name = ctx.node.target.overloadpacket.__name__  # type: ignore[union-attr]
     compute = promoted(ctx, KIND.DEFAULT)
-    emit = _plain(name) if is_float(compute) else (lambda r, v: v[0])
+    emit = plain(name) if is_float(compute) else (lambda r, v: v[0])
     return elementwise(ctx, (a,), emit, compute=compute)
 
 
@@ -209,7 +225,7 @@ def rounding(ctx: Lowering, a: Any) -> Any:
 def round_half_even(ctx: Lowering, a: Any) -> Any:
     """Rounding to the nearest even integer value."""
     compute = promoted(ctx, KIND.DEFAULT)
-    emit = _plain("round") if is_float(compute) else (lambda r, v: v[0])
+    emit = plain("round") if is_float(compute) else (lambda r, v: v[0])
     return elementwise(ctx, (a,), emit, compute=compute)
 
 
@@ -219,8 +235,8 @@ def power(ctx: Lowering, a: Any, b: Any) -> Any:
     compute = promoted(ctx, KIND.BOOL_TO_LONG)
     if isinstance(b, (int, float)) and not isinstance(b, bool):
         if b == 0.5 and is_float(compute):
-            return elementwise(ctx, (a,), _plain("sqrt"), compute=compute, cost=8)
-        if b == int(b) and 1 <= b <= 4:
+            return elementwise(ctx, (a,), plain("sqrt"), compute=compute, cost=8)
+        if float(b).is_integer() and 1 <= b <= 4:
 
             def emit(recorder: Recorder, values: list[int]) -> int:
                 x = values[0]
@@ -236,7 +252,7 @@ def power(ctx: Lowering, a: Any, b: Any) -> Any:
             return elementwise(ctx, (a,), emit, compute=compute)
     if not is_float(compute):
         return NotImplemented
-    return elementwise(ctx, (a, b), _plain("pow"), compute=compute, cost=40)
+    return elementwise(ctx, (a, b), plain("pow"), compute=compute, cost=40)
 
 
 @lower(aten.where.self)
@@ -244,7 +260,7 @@ def where(ctx: Lowering, condition: Tensor, a: Any, b: Any) -> Any:
     """Choose elements by a condition."""
     compute = promoted(ctx, KIND.DEFAULT, positions=(1, 2))
     return elementwise(
-        ctx, (condition, a, b), _plain("where"), compute=("bool", compute, compute)
+        ctx, (condition, a, b), plain("where"), compute=("bool", compute, compute)
     )
 
 
@@ -274,41 +290,7 @@ def float_class(ctx: Lowering, a: Tensor) -> Any:
     name = ctx.node.target.overloadpacket.__name__  # type: ignore[union-attr]
     if not is_float(a.dtype):
         return elementwise(ctx, (a,), lambda r, v: r.const(False, "bool"), compute=a.dtype)
-    return elementwise(ctx, (a,), _plain(name), compute=a.dtype)
-
-
-@lower(aten.relu)
-def relu(ctx: Lowering, a: Tensor) -> Any:
-    """``max(a, 0)``, NaN stays NaN."""
-    return elementwise(
-        ctx,
-        (a,),
-        lambda r, v: r.op("maximum", v[0], r.const(0, a.dtype)),
-        compute=a.dtype,
-    )
-
-
-@lower(aten.clamp, aten.clamp_min, aten.clamp_max)
-def clamp(ctx: Lowering, a: Tensor, low: Any = None, high: Any = None, **named: Any) -> Any:
-    """Limit to ``low`` and ``high`` (numbers or tensors); NaN in any operand gives NaN."""
-    assert ctx.node is not None
-    low, high = named.get("min", low), named.get("max", high)
-    if ctx.node.target.overloadpacket is aten.clamp_max:  # type: ignore[union-attr]
-        low, high = None, low
-    compute = promoted(ctx, KIND.DEFAULT)
-    if compute == "bool":
-        return NotImplemented
-    limits = [x for x in (low, high) if x is not None]
-
-    def emit(recorder: Recorder, values: list[int]) -> int:
-        x, *rest = values
-        if low is not None:
-            x = recorder.op("maximum", x, rest.pop(0))
-        if high is not None:
-            x = recorder.op("minimum", x, rest.pop(0))
-        return x
-
-    return elementwise(ctx, (a, *limits), emit, compute=compute, cost=2)
+    return elementwise(ctx, (a,), plain(name), compute=a.dtype)
 
 
 @lower(torch.ops.prims.convert_element_type.default)
@@ -337,26 +319,3 @@ def to_copy(ctx: Lowering, a: Tensor, **options: Any) -> Any:
     if device is not None and torch.device(device).type != ctx.device_type:
         return NotImplemented
     return converted(ctx, a, ctx.out_dtype())
-
-
-@lower(aten.gelu)
-def gelu(ctx: Lowering, a: Tensor, *, approximate: str = "none") -> Any:
-    """Gaussian error linear unit: exact (erf) or the tanh approximation of Hendrycks and Gimpel."""
-    compute = promoted(ctx, KIND.DEFAULT)
-
-    def exact(r: Recorder, v: list[int]) -> int:
-        scaled = r.op("mul", v[0], r.const(0.7071067811865476, compute))  # 1 / sqrt(2)
-        cdf = r.op("add", r.op("erf", scaled), r.const(1.0, compute))
-        return r.op("mul", r.op("mul", v[0], r.const(0.5, compute)), cdf)
-
-    def tanh(r: Recorder, v: list[int]) -> int:
-        x = v[0]
-        cube = r.op("mul", r.op("mul", x, x), x)
-        inner = r.op("add", x, r.op("mul", cube, r.const(0.044715, compute)))
-        inner = r.op("mul", inner, r.const(0.7978845608028654, compute))  # sqrt(2 / pi)
-        half = r.op("mul", x, r.const(0.5, compute))
-        return r.op("mul", half, r.op("add", r.op("tanh", inner), r.const(1.0, compute)))
-
-    return elementwise(
-        ctx, (a,), exact if approximate == "none" else tanh, compute=compute, cost=30
-    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..body import Recorder
-from ..ir import Tensor
+from ..ir import Lazy, Tensor, cost_of
 from ..ops import is_float
 from ..sym import product
 from .context import Lowering
@@ -29,7 +30,9 @@ def all_dims(tensor: Tensor, dims: int | Sequence[int] | None) -> list[int]:
 
 
 @lower(aten.sum, aten.prod)
-def sum_(ctx: Lowering, a: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def sum_(
+    ctx: Lowering, a: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
     """Sum or product; integers and booleans accumulate in int64 as eager does."""
     assert ctx.node is not None
     kind = ctx.node.target.overloadpacket.__name__  # type: ignore[union-attr]
@@ -41,7 +44,9 @@ def sum_(ctx: Lowering, a: Tensor, dim: Any = None, keepdim: bool = False, *, dt
 
 
 @lower(aten.mean)
-def mean(ctx: Lowering, a: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def mean(
+    ctx: Lowering, a: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
     """Arithmetic mean, accumulated in float32 or float64."""
     out = ctx.out_dtype()
     if not is_float(out):
@@ -111,9 +116,7 @@ def any_(ctx: Lowering, a: Tensor, dim: Any = None, keepdim: bool = False) -> An
     assert ctx.node is not None
     kind = ctx.node.target.overloadpacket.__name__  # type: ignore[union-attr]
     out = ctx.out_dtype()
-    from ..ir import Lazy
-
-    flags = Lazy(a.sizes, "bool", lambda r, i: truth(r, a.load(r, i)))
+    flags = Lazy(a.sizes, "bool", lambda r, i: truth(r, a.load(r, i)), *cost_of(a))
     (result,) = ctx.reduce(
         kind, flags, all_dims(a, dim), compute="bool", out_dtypes=[out], keepdim=keepdim
     )
@@ -124,7 +127,7 @@ def moments(
     ctx: Lowering, a: Tensor, dims: list[int], correction: float, keepdim: bool, outs: list[str],
     finish: Any,
 ) -> tuple[Any, ...]:
-    """Mean and variance by Welford's method; ``finish(recorder, mean, variance)`` gives the outputs."""
+    """Mean and variance by Welford's method; ``finish(recorder, mean, variance)`` gives outputs."""
     compute = "float64" if a.dtype == "float64" else "float32"
     count = product(a.sizes[d] for d in dims)
     divisor = max(float(count) - correction, 0.0)
@@ -157,3 +160,71 @@ def var(
     return results if both else results[0]
 
 
+
+
+@lower(aten.max.dim, aten.min.dim)
+def max_along(ctx: Lowering, a: Tensor, dim: int, keepdim: bool = False) -> Any:
+    """(largest or smallest element, its first position) along one dimension; NaN wins."""
+    assert ctx.node is not None
+    kind = ctx.node.target.overloadpacket.__name__  # type: ignore[union-attr]
+    dims = all_dims(a, dim)
+    if any(isinstance(a.sizes[d], int) and a.sizes[d] == 0 for d in dims):
+        return NotImplemented
+    a = ctx.rereadable(a)
+    values = _extreme(ctx, kind, a, dims, keepdim)
+    (positions,) = ctx.reduce(
+        f"arg{kind}",
+        a,
+        dims,
+        compute="int32" if a.dtype == "bool" else a.dtype,
+        out_dtypes=["int64"],
+        keepdim=keepdim,
+        result_dtype="int64",
+    )
+    return values, positions
+
+
+@lower(aten.linalg_vector_norm)
+def vector_norm(
+    ctx: Lowering,
+    a: Tensor,
+    ord: Any = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> Any:
+    """The p-norm; accumulated in float32 or float64."""
+    out = ctx.out_dtype()
+    dims = all_dims(a, dim)
+    if not is_float(a.dtype) or not isinstance(ord, (int, float)):
+        return NotImplemented
+    extreme = math.isinf(ord)
+    if extreme and any(isinstance(a.sizes[d], int) and a.sizes[d] == 0 for d in dims):
+        return NotImplemented
+    compute = "float64" if "float64" in (out, a.dtype) else "float32"
+
+    def term(r: Recorder, index: Any) -> int:
+        value = r.cast(a.load(r, index), compute)
+        match ord:
+            case 2:
+                return r.op("mul", value, value)
+            case 0:
+                return r.cast(truth(r, value), compute)
+            case _:
+                size = r.op("abs", value)
+                return size if extreme or ord == 1 else r.op("pow", size, r.const(ord, compute))
+
+    def finish(r: Recorder, values: list[int]) -> list[int]:
+        if ord == 2:
+            return [r.op("sqrt", values[0])]
+        if extreme or ord in (0, 1):
+            return values
+        return [r.op("pow", values[0], r.const(1.0 / ord, compute))]
+
+    kind = "sum" if not extreme else "max" if ord > 0 else "min"
+    terms = Lazy(a.sizes, compute, term, *cost_of(a))
+    (result,) = ctx.reduce(
+        kind, terms, dims, compute=compute, out_dtypes=[out], keepdim=keepdim, finish=finish
+    )
+    return result

@@ -1,8 +1,9 @@
 """Which ATen operator is lowered by which function.
 
-A lowering has the signature ``fn(ctx, *args, **kwargs)``; tensors among the arguments are `ir.Tensor`,
-everything else is as in the FX graph. It returns a Tensor, a tuple of them, or `NotImplemented` when
-this particular call (a dtype, a device, an option) is not its business: the generic fallback takes it.
+A lowering has the signature ``fn(ctx, *args, **kwargs)``; tensors among the arguments are
+`ir.Tensor`, everything else is as in the FX graph. It returns a Tensor, a tuple of them, or
+`NotImplemented` when this particular call (a dtype, a device, an option) is not its business: the
+generic fallback takes it.
 """
 
 from __future__ import annotations

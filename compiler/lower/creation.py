@@ -1,0 +1,95 @@
+"""Tensors made from nothing: constants, ranges and memory without content."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..body import Recorder
+from ..index import Index
+from ..ir import Lazy
+from ..ops import is_float
+from ..sym import Size
+from .context import Lowering, wrapped
+from .registry import lower
+
+aten = torch.ops.aten
+
+
+def constant(sizes: tuple[Size, ...], number: bool | int | float, dtype: str) -> Lazy:
+    """A tensor of one number, which costs nothing to read."""
+    fixed = wrapped(number, dtype)
+    return Lazy(sizes, dtype, lambda r, i: r.const(fixed, dtype), cost=0, reads=0)
+
+
+@lower(aten.full, aten.full_like, aten.new_full)
+def full(ctx: Lowering, like: Any, *values: Any, fill_value: Any = None, **_options: Any) -> Any:
+    """One number everywhere; shape and dtype are in the metadata."""
+    number = values[-1] if values else fill_value
+    if not isinstance(number, (bool, int, float)):
+        return NotImplemented
+    return constant(ctx.out_sizes(), number, ctx.out_dtype())
+
+
+@lower(aten.scalar_tensor)
+def scalar_tensor(ctx: Lowering, number: Any, **_options: Any) -> Any:
+    """A number as a tensor without dimensions."""
+    if not isinstance(number, (bool, int, float)):
+        return NotImplemented
+    return constant((), number, ctx.out_dtype())
+
+
+@lower(aten.zeros, aten.zeros_like, aten.new_zeros)
+def zeros(ctx: Lowering, *_arguments: Any, **_options: Any) -> Any:
+    """Zeros."""
+    return constant(ctx.out_sizes(), 0, ctx.out_dtype())
+
+
+@lower(aten.ones, aten.ones_like, aten.new_ones)
+def ones(ctx: Lowering, *_arguments: Any, **_options: Any) -> Any:
+    """Ones."""
+    return constant(ctx.out_sizes(), 1, ctx.out_dtype())
+
+
+@lower(
+    aten.empty.memory_format,
+    aten.empty_like,
+    aten.empty_strided,
+    aten.new_empty,
+    aten.new_empty_strided,
+)
+def empty(ctx: Lowering, *_arguments: Any, **_options: Any) -> Any:
+    """Memory without content. Whoever reads it must accept any value; we choose zero."""
+    return constant(ctx.out_sizes(), 0, ctx.out_dtype())
+
+
+def ramp(size: Size, start: int | float, step: int | float, dtype: str) -> Lazy:
+    """``start + i * step`` for i below ``size``; floats are computed in float32 or float64."""
+
+    def fn(recorder: Recorder, index: Sequence[Index]) -> int:
+        if isinstance(start, int) and isinstance(step, int) and not is_float(dtype):
+            return recorder.cast(recorder.index(index[0].scale(step) + start), dtype)
+        compute = "float64" if dtype == "float64" or not is_float(dtype) else "float32"
+        at = recorder.cast(recorder.index(index[0]), compute)
+        scaled = recorder.op("mul", at, recorder.const(step, compute))
+        return recorder.cast(recorder.op("add", scaled, recorder.const(start, compute)), dtype)
+
+    return Lazy((size,), dtype, fn, cost=1, reads=0)
+
+
+@lower(aten.arange.start_step)
+def arange(ctx: Lowering, start: Any, end: Any, step: Any = 1, **_options: Any) -> Any:
+    """Evenly spaced numbers from ``start``; how many is in the metadata."""
+    if not isinstance(start, (int, float)) or not isinstance(step, (int, float)):
+        return NotImplemented
+    return ramp(ctx.out_sizes()[0], start, step, ctx.out_dtype())
+
+
+@lower(torch.ops.prims.iota.default)
+def iota(ctx: Lowering, length: Any, *, start: Any, step: Any, **_options: Any) -> Any:
+    """``length`` evenly spaced integers."""
+    if not isinstance(start, int) or not isinstance(step, int):
+        return NotImplemented
+    return ramp(ctx.out_sizes()[0], start, step, ctx.out_dtype())

@@ -1,0 +1,224 @@
+"""Reads at positions that are data: embedding, index, gather, and writes of a slice.
+
+A position outside its dimension is undefined here where eager on a GPU stops with a device assert:
+an assert would make a kernel a debug kernel, which no store may share. What holds instead: the read
+is masked, so memory outside the tensor is never touched, and a floating-point result is NaN there
+(an integer one is zero), which no loss survives unnoticed. Only `aten.index.Tensor` takes negative
+positions, as in eager; they count from the end, once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..body import Recorder
+from ..index import Index, bounds, const, floordiv, indirect, mod
+from ..ir import Lazy, Tensor, cost_of
+from ..ops import is_float
+from ..sym import Size, is_static, product
+from .context import CHEAP_COST, CHEAP_READS, Lowering, broadcast_index
+from .joining import at_least, below, both, size_value
+from .registry import lower
+from .views import slice_start
+
+aten = torch.ops.aten
+
+_INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
+
+
+def position(
+    recorder: Recorder, value: int, size: Size, wraps: bool
+) -> tuple[Index, int | None]:
+    """A value as an index below ``size``, and the condition under which it is (None: always)."""
+    direct = _affine(recorder, value)
+    if direct is not None:
+        limits = bounds(direct)
+        if limits is not None and isinstance(size, int) and limits[0] >= 0 and limits[1] < size:
+            return direct, None
+    at = recorder.cast(value, "int64")
+    zero = recorder.const(0, "int64")
+    end = size_value(recorder, size)
+    if wraps:
+        negative = recorder.op("lt", at, zero)
+        at = recorder.op("where", negative, recorder.op("add", at, end), at)
+    inside = recorder.op("and", recorder.op("ge", at, zero), recorder.op("lt", at, end))
+    return indirect(at, size), inside
+
+
+def _affine(recorder: Recorder, value: int) -> Index | None:
+    """The index behind a value that is one: a range read as positions needs no data."""
+    stmt = recorder.stmts[value]
+    while stmt.op == "cast" and stmt.dtype in ("int32", "int64"):
+        stmt = recorder.stmts[stmt.args[0]]
+    if stmt.dtype not in ("int32", "int64"):
+        return None
+    match stmt.op:
+        case "index":
+            return stmt.attrs[0]
+        case "const":
+            return const(stmt.attrs[0])
+        case _:
+            return None
+
+
+def read_at(
+    recorder: Recorder, source: Tensor, index: Sequence[Index], inside: int | None
+) -> int:
+    """An element of ``source`` where ``inside`` holds; NaN or zero elsewhere."""
+    if inside is None:
+        return source.load(recorder, index)
+    with recorder.masked(inside):
+        value = source.load(recorder, index)
+    poison = recorder.const(math.nan if is_float(source.dtype) else 0, source.dtype)
+    return recorder.op("where", inside, value, poison)
+
+
+def _once(ctx: Lowering, source: Tensor, out_sizes: tuple[Size, ...]) -> Tensor:
+    """The source in memory, if reading it at random would compute elements more than once."""
+    cost, reads = cost_of(source)
+    if cost <= CHEAP_COST and reads <= CHEAP_READS:
+        return source
+    total, wanted = product(source.sizes), product(out_sizes)
+    if is_static(total, wanted) and wanted <= total:
+        return source
+    return ctx.realize(source)
+
+
+def _lookup(
+    ctx: Lowering,
+    source: Tensor,
+    positions: Sequence[Tensor],
+    fn: Callable[[Recorder, Sequence[Index]], int],
+) -> Lazy:
+    """The lazy result of a read of ``source`` at ``positions``."""
+    costs = [cost_of(t) for t in (source, *positions)]
+    cost, reads = sum(c for c, _ in costs), sum(r for _, r in costs)
+    return Lazy(ctx.out_sizes(), source.dtype, fn, cost + 3 * len(positions), reads)
+
+
+@lower(aten.embedding)
+def embedding(ctx: Lowering, weight: Tensor, indices: Tensor, *_options: Any, **_named: Any) -> Any:
+    """Rows of a table; padding and gradient options do not change the result."""
+    weight = _once(ctx, weight, ctx.out_sizes())
+
+    def fn(recorder: Recorder, index: Sequence[Index]) -> int:
+        value = indices.load(recorder, index[:-1])
+        row, inside = position(recorder, value, weight.sizes[0], wraps=False)
+        return read_at(recorder, weight, [row, index[-1]], inside)
+
+    return _lookup(ctx, weight, [indices], fn)
+
+
+@lower(aten.index_select)
+def index_select(ctx: Lowering, a: Tensor, dim: int, indices: Tensor) -> Any:
+    """Positions of one dimension, chosen by a vector."""
+    if not a.sizes:
+        return NotImplemented
+    dim %= len(a.sizes)
+    a = _once(ctx, a, ctx.out_sizes())
+
+    def fn(recorder: Recorder, index: Sequence[Index]) -> int:
+        value = indices.load(recorder, [index[dim]] if indices.sizes else [])
+        at, inside = position(recorder, value, a.sizes[dim], wraps=False)
+        return read_at(recorder, a, [*index[:dim], at, *index[dim + 1 :]], inside)
+
+    return _lookup(ctx, a, [indices], fn)
+
+
+@lower(aten.gather)
+def gather(
+    ctx: Lowering, a: Tensor, dim: int, indices: Tensor, *, sparse_grad: bool = False
+) -> Any:
+    """One element for each element of ``indices``, displaced along one dimension."""
+    if not a.sizes or not indices.sizes:
+        return NotImplemented
+    dim %= len(a.sizes)
+    a = _once(ctx, a, ctx.out_sizes())
+
+    def fn(recorder: Recorder, index: Sequence[Index]) -> int:
+        value = indices.load(recorder, index)
+        at, inside = position(recorder, value, a.sizes[dim], wraps=False)
+        return read_at(recorder, a, [*index[:dim], at, *index[dim + 1 :]], inside)
+
+    return _lookup(ctx, a, [indices], fn)
+
+
+@lower(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index_(ctx: Lowering, a: Tensor, indices: Sequence[Tensor | None]) -> Any:
+    """Advanced indexing by integer tensors, which broadcast; None keeps a dimension."""
+    given = {d: t for d, t in enumerate(indices) if t is not None}
+    if not given or any(t.dtype not in _INTEGERS[:4] for t in given.values()):
+        return NotImplemented
+    dims = sorted(given)
+    shared = _broadcast_rank(list(given.values()))
+    adjacent = dims == list(range(dims[0], dims[-1] + 1))
+    lead = dims[0] if adjacent else 0  # where the dimensions of the positions stand in the result
+    out_sizes = ctx.out_sizes()
+    a = _once(ctx, a, out_sizes)
+
+    def fn(recorder: Recorder, index: Sequence[Index]) -> int:
+        where = index[lead : lead + shared]
+        kept = iter([*index[:lead], *index[lead + shared :]])
+        inside: int | None = None
+        at: list[Index] = []
+        for d, size in enumerate(a.sizes):
+            if d not in given:
+                at.append(next(kept))
+                continue
+            own = broadcast_index(where, given[d].sizes, out_sizes[lead : lead + shared])
+            value = given[d].load(recorder, own)
+            place, condition = position(recorder, value, size, wraps=True)
+            inside = both(recorder, inside, condition)
+            at.append(place)
+        return read_at(recorder, a, at, inside)
+
+    return _lookup(ctx, a, list(given.values()), fn)
+
+
+def _broadcast_rank(tensors: Sequence[Tensor]) -> int:
+    return max(len(t.sizes) for t in tensors)
+
+
+@lower(aten.slice_scatter)
+def slice_scatter(
+    ctx: Lowering,
+    a: Tensor,
+    source: Tensor,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
+) -> Any:
+    """A copy of ``a`` with a slice replaced by ``source``."""
+    dim %= len(a.sizes)
+    first = slice_start(start, a.sizes[dim])
+    count = source.sizes[dim]
+    if first is None or not isinstance(step, int) or not isinstance(count, int):
+        return NotImplemented
+    if count == 0:
+        return Lazy(a.sizes, a.dtype, lambda r, i: a.load(r, i), *cost_of(a))
+
+    def fn(recorder: Recorder, index: Sequence[Index]) -> int:
+        offset = index[dim] - first
+        inside = None if first == 0 else at_least(recorder, offset, 0)
+        if not (isinstance(a.sizes[dim], int) and first + count * step >= a.sizes[dim]):
+            inside = both(recorder, inside, below(recorder, offset, count * step))
+        if step != 1:
+            rest = recorder.index(mod(offset, step))
+            hit = recorder.op("eq", rest, recorder.const(0, "int64"))
+            inside = both(recorder, inside, hit)
+        moved = [*index[:dim], floordiv(offset, step), *index[dim + 1 :]]
+        if inside is None:
+            return recorder.cast(source.load(recorder, moved), a.dtype)
+        with recorder.masked(inside):
+            new = recorder.cast(source.load(recorder, moved), a.dtype)
+        return recorder.op("where", inside, new, a.load(recorder, index))
+
+    costs = [cost_of(a), cost_of(source)]
+    return Lazy(a.sizes, a.dtype, fn, sum(c for c, _ in costs) + 3, sum(r for _, r in costs))
+
+
