@@ -52,8 +52,11 @@ class FileDigests:
     be written, only costs the memo: digests are then computed each time.
     """
 
-    def __init__(self, memo_dir: Path | None = None) -> None:
+    def __init__(
+        self, memo_dir: Path | None = None, now_ns: Callable[[], int] = time.time_ns
+    ) -> None:
         self._dir = memo_dir if memo_dir is not None else default_memo_dir()
+        self._now_ns = now_ns
         self._known: dict[str, str] = {}
 
     def file(self, path: str) -> str:
@@ -70,11 +73,15 @@ class FileDigests:
         if value is None:
             value = compute()
             after = [signature_of(path) for path in paths]
-            if before != after or not _settled(before):
+            if before != after or not self._settled(before):
                 return value  # still being written: true now, not worth remembering
             self._write(name, value)
         self._known[name] = value
         return value
+
+    def _settled(self, signatures: Sequence[Signature]) -> bool:
+        newest = max((max(mtime, ctime) for _, _, mtime, ctime, _ in signatures), default=0)
+        return self._now_ns() - newest > _SETTLED_NS
 
     def _read(self, name: str) -> str | None:
         if not _is_private(self._dir):
@@ -114,11 +121,6 @@ def _name(kind: str, signatures: Sequence[Signature]) -> str:
 
 def _check(name: str, value: str) -> str:
     return hashlib.sha256(f"{name} {value}".encode()).hexdigest()[:16]
-
-
-def _settled(signatures: Sequence[Signature]) -> bool:
-    newest = max((max(mtime, ctime) for _, _, mtime, ctime, _ in signatures), default=0)
-    return time.time_ns() - newest > _SETTLED_NS
 
 
 def _is_private(directory: Path) -> bool:
