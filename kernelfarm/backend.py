@@ -6,6 +6,7 @@ the import therefore starts opening the store and starting the farm on a thread.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -19,7 +20,7 @@ from .compiler.report import Report
 from .compiler.runtime.contract import Runtime
 from .compiler.seam.target import Target
 from .compiler.trace.dynamo import GraphInfo, compile_fx
-from .compose import Session, World, shared_world
+from .compose import Session, shared_world
 from .errors import NoTarget
 from .knobs import Knobs, resolve
 from .notices import Notices, tell_uncached
@@ -148,11 +149,14 @@ def _uses_gpu(gm: GraphModule, inputs: Sequence[Any]) -> bool:
 def _start_early() -> threading.Thread:
     """Open the store and start the farm on a thread, so that they are ready behind Dynamo."""
 
-    def start() -> World | None:
-        try:
-            return shared_world(resolve())
-        except Exception:  # the same failure is met again, and told, by the first compile
-            return None
+    def start() -> None:
+        # A failure here is met again, and told, by the first compile.
+        with contextlib.suppress(Exception):
+            knobs = resolve()
+            world = shared_world(knobs)
+            # Never wake CUDA up here: the user's program may be about to fork.
+            if knobs.target or torch.cuda.is_initialized():
+                world.session(live_target(knobs))
 
     thread = threading.Thread(target=start, name="kernelfarm-start", daemon=True)
     thread.start()

@@ -68,6 +68,7 @@ class World:
         )
         graphs = StoredGraphs(self.store, **shared)
         toolchain = current_toolchain(target, identity=self.knobs.identity)
+        self.farm.prepare(target, toolchain)
         return Session(target, toolchain, service, graphs, tally)
 
     def place(self) -> str:

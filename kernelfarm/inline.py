@@ -17,6 +17,8 @@ from typing import Any
 
 from .cache.key import Key
 from .compiler.seam.request import Artifact, CompileRequest, SourceRequest
+from .compiler.seam.target import Target
+from .compiler.seam.toolchain import Toolchain
 from .compiler.service import KeyParts, Priority
 from .service import OnKeyed
 
@@ -59,7 +61,7 @@ class InlineFarm:
     def submit(
         self,
         request: SourceRequest | CompileRequest,
-        priority: Priority = Priority.EMITTED,
+        priority: int = Priority.EMITTED,
         *,
         on_keyed: OnKeyed | None = None,
     ) -> Future[InlineResult]:
@@ -76,7 +78,10 @@ class InlineFarm:
         self._jobs.put(job)
         return future
 
-    def raise_priority(self, futures: Sequence[Future[Any]]) -> None:
+    def prepare(self, target: Target, toolchain: Toolchain) -> None:
+        """Do nothing: this process is ready."""
+
+    def raise_priority(self, futures: Sequence[Any], priority: int = Priority.WAITING) -> None:
         """Do nothing: with one thread the order of arrival is as good as any."""
 
     def stats(self) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from .cache.key import DIGEST_BYTES, Key
 from .cache.record import Record
 from .cache.store import Store
 from .compiler.seam.request import Artifact, CompileRequest, SourceRequest
+from .compiler.seam.target import Target
+from .compiler.seam.toolchain import Toolchain
 from .compiler.service import Compiled, KeyParts, Priority, StoredGraph
 from .notices import Notices
 from .tally import Span, Tally
@@ -52,15 +54,19 @@ class Farm(Protocol):
     def submit(
         self,
         request: SourceRequest | CompileRequest,
-        priority: Priority,
+        priority: int,
         *,
         on_keyed: OnKeyed | None = None,
     ) -> Future[Any]:
         """Queue a request; the future settles with a `Result`."""
         ...
 
-    def raise_priority(self, futures: Sequence[Future[Any]]) -> None:
-        """A load is waiting for these."""
+    def prepare(self, target: Target, toolchain: Toolchain) -> None:
+        """Get ready to compile for a target; returns at once."""
+        ...
+
+    def raise_priority(self, futures: Sequence[Any], priority: int) -> None:
+        """Have these served sooner."""
         ...
 
     def stats(self) -> dict[str, Any]:
@@ -131,8 +137,8 @@ class CachedService:
                 self._begin(flight, request, priority)
             except Exception as error:
                 self._fail(flight, error)
-        elif priority < Priority.EMITTED:
-            self.wanted((flight.future,))
+        elif flight.farm_future is not None:
+            self._farm.raise_priority((flight.farm_future,), priority)
         self.tally.cost(time.monotonic() - started)
         return flight.future
 
@@ -142,7 +148,7 @@ class CachedService:
             flights = [self._waiting[future] for future in futures if future in self._waiting]
         inner = [flight.farm_future for flight in flights if flight.farm_future is not None]
         if inner:
-            self._farm.raise_priority(inner)
+            self._farm.raise_priority(inner, Priority.WAITING)
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is in flight; False if ``timeout`` seconds were too few."""

@@ -15,7 +15,6 @@ from kernelfarm.compiler.seam.options import Options
 from kernelfarm.compiler.seam.request import Artifact, CompileRequest, KernelMetadata, SourceRequest
 from kernelfarm.compiler.seam.target import Target
 from kernelfarm.compiler.seam.toolchain import Toolchain
-from kernelfarm.compiler.service import Priority
 from kernelfarm.inline import InlineResult
 from kernelfarm.notices import Notices
 from kernelfarm.service import CachedService, StoredGraphs
@@ -68,14 +67,14 @@ class FakeFarm:
     jobs: list[tuple[SourceRequest | CompileRequest, Any, Future[Any]]] = field(
         default_factory=list
     )
-    raised: list[Future[Any]] = field(default_factory=list)
+    raised: list[tuple[Future[Any], int]] = field(default_factory=list)
     broken: Exception | None = None
     closed: bool = False
 
     def submit(
         self,
         request: SourceRequest | CompileRequest,
-        priority: Priority,
+        priority: int,
         *,
         on_keyed: Callable[..., Artifact | None] | None = None,
     ) -> Future[Any]:
@@ -96,9 +95,12 @@ class FakeFarm:
         made = artifact(request.entry) if found is None else found
         future.set_result(InlineResult(key, parts, made, 1.0, 1.25))
 
-    def raise_priority(self, futures: Sequence[Future[Any]]) -> None:
-        """Remember what was raised."""
-        self.raised.extend(futures)
+    def prepare(self, target: Target, toolchain: Toolchain) -> None:
+        """Be ready."""
+
+    def raise_priority(self, futures: Sequence[Future[Any]], priority: int) -> None:
+        """Remember what was raised, and how far."""
+        self.raised.extend((future, priority) for future in futures)
 
     def stats(self) -> dict[str, Any]:
         """Count the jobs."""

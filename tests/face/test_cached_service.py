@@ -120,14 +120,14 @@ def test_wanted_raises_the_farm_job_of_an_unsettled_kernel(bench, source):
     second = bench.service.submit(source("def kf_mul(x): pass", "kf_mul"))
     bench.farm.settle(0)
     bench.service.wanted([first, second, Future()])
-    assert bench.farm.raised == [bench.farm.jobs[1][2]]
+    assert bench.farm.raised == [(bench.farm.jobs[1][2], Priority.WAITING)]
 
 
 def test_a_join_by_a_waiting_caller_raises_the_job(bench, source):
     """A waiting caller that joins a job takes it along to its own priority."""
     bench.service.submit(source(ADD), Priority.SPECULATIVE)
     bench.service.submit(source(ADD), Priority.WAITING)
-    assert bench.farm.raised == [bench.farm.jobs[0][2]]
+    assert bench.farm.raised == [(bench.farm.jobs[0][2], Priority.WAITING)]
 
 
 def test_a_stored_kernel_that_cannot_be_read_is_compiled_again(bench, source, ttir_of):
