@@ -32,7 +32,8 @@ def xxh3_128(data: bytes | memoryview) -> bytes:
     """Return the 16 bytes of the 128-bit xxh3 of ``data``."""
     import xxhash
 
-    return xxhash.xxh3_128_digest(data)
+    digest: bytes = xxhash.xxh3_128_digest(data)
+    return digest
 
 
 def pack(payload: bytes) -> tuple[int, bytes]:
@@ -59,7 +60,7 @@ def unpack(codec: int, stored: memoryview, raw_length: int) -> bytes:
     try:
         if zstandard.frame_content_size(stored) != raw_length:
             raise BadRecord("malformed", "the zstd frame states another length than the header")
-        payload = _context("decompressor").decompress(stored, max_output_size=raw_length)
+        payload: bytes = _context("decompressor").decompress(stored, max_output_size=raw_length)
     except zstandard.ZstdError as error:
         raise BadRecord("malformed", f"zstd: {error}") from error
     if len(payload) != raw_length:

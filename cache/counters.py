@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from .locks import Gate
+
 #: Receives one line of text for a person; never raises, never called twice for one reason.
 Notice = Callable[[str], None]
 
@@ -19,6 +21,7 @@ _TOTALS = (
     "rotations",
     "copied_forward",
     "damaged",  # files set aside
+    "salvaged",  # records put back from them
     "evicted",
 )
 
@@ -29,6 +32,8 @@ class Counters:
     Misses are counted by "absent" or by the doubt that made them one ("checksum", "key_mismatch",
     "truncated", ...); failures are puts that kept nothing.
     """
+
+    gate: Gate | None = None
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,6 +67,10 @@ class Counters:
         """Count a put that kept nothing, by reason."""
         with self._lock:
             self._failures[reason] = self._failures.get(reason, 0) + 1
+
+    def forget(self, *, clean: bool) -> None:
+        """In a forked child: count from zero, under a lock that nobody holds."""
+        self.__init__()  # type: ignore[misc]
 
     def snapshot(self) -> dict[str, Any]:
         """Return all totals, with ``misses`` and ``put_failures`` as reason -> count."""

@@ -78,7 +78,7 @@ class Record:
     def of(
         cls, key: Key, payload: bytes, *, build_ms: int = 0, created: int | None = None
     ) -> Record:
-        """Return the record that keeps ``payload`` under ``key``, made now unless told otherwise."""
+        """Return the record that keeps ``payload`` under ``key``; made now, unless told."""
         at = int(time.time()) if created is None else created
         return cls(key.digest, key.kind, key.schema, key.short_parts(), payload, build_ms, at)
 
@@ -174,6 +174,17 @@ def decode(
     if not isinstance(key, Key):
         check_parts(record)
     return record
+
+
+def stated_length(head: bytes) -> int | None:
+    """Return how many bytes the record beginning with ``head`` claims, or None if none can."""
+    if len(head) < 40 or head[:4] != MAGIC or head[4] != VERSION:
+        return None
+    header_length = int.from_bytes(head[8:12], "little")
+    stored_length = int.from_bytes(head[32:40], "little")
+    if not _FIXED.size < header_length <= MAX_HEADER or stored_length > MAX_RAW:
+        return None
+    return header_length + stored_length
 
 
 def stored_digest(data: bytes | memoryview) -> bytes:

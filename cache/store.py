@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from .counters import Counters, Notice, Once
 from .errors import BadRecord, PutFailed
 from .key import DIGEST_BYTES, Key, digest_bytes
+from .locks import Gate
 from .record import Record, check_parts
 
 KeyLike = Key | bytes
@@ -118,6 +119,8 @@ class MemoryStore:
     1970 for leases.
     """
 
+    gate: Gate | None = None
+
     def __init__(
         self,
         max_bytes: int = 256 << 20,
@@ -141,7 +144,7 @@ class MemoryStore:
 
     def get(self, key: KeyLike) -> Record | None:
         """Return the record of ``key``, or None."""
-        return self.get_many((key,)).get(digest_bytes(key)) if _is_key(key) else self._absent()
+        return next(iter(self.get_many((key,)).values()), None)
 
     def get_many(self, keys: Iterable[KeyLike]) -> dict[bytes, Record]:
         """Return the records found, by digest."""
@@ -227,6 +230,12 @@ class MemoryStore:
             self._records.clear()
             self._bytes = 0
 
+    def forget(self, *, clean: bool) -> None:
+        """In a forked child: keep the records, under a lock that nobody holds."""
+        self._lock = threading.Lock()
+        self._bytes = sum(map(_weight, self._records.values()))
+        self._counters.forget(clean=clean)
+
     def _keep(self, record: Record) -> None:
         with self._lock:
             earlier = self._records.get(record.digest)
@@ -257,9 +266,9 @@ def same_key(record: Record, key: KeyLike) -> bool:
 
 
 def refuse(counters: Counters, once: Once, strict: bool, reason: str, detail: str) -> bool:
-    """Count a put that kept nothing, say so once per reason, and return False or raise PutFailed."""
+    """Count a put that kept nothing, say so once per reason; return False or raise PutFailed."""
     counters.failure(reason)
-    once.tell(reason, f"kernelfarm: the store kept nothing: {detail}; compiling goes on without it")
+    once.tell(reason, f"the store kept nothing: {detail}; compiling goes on without it")
     if strict:
         raise PutFailed(reason, detail)
     return False
