@@ -113,7 +113,6 @@ _op("maximum", 2, {"": "tl.maximum({0}, {1})", "float32": "kf.maximum({0}, {1})"
                    "float64": "kf.maximum({0}, {1})", "bool": "{0} | {1}"})
 _op("minimum", 2, {"": "tl.minimum({0}, {1})", "float32": "kf.minimum({0}, {1})",
                    "float64": "kf.minimum({0}, {1})", "bool": "{0} & {1}"})
-_op("reciprocal", 1, "kf.reciprocal({0})", cost=8)
 _op("fma", 3, "libdevice.fma({0}, {1}, {2})")
 
 # comparison and logic

@@ -1,1 +1,188 @@
-"""Device functions that emitted kernels call as ``kf.name(...)``."""
+"""Device functions that emitted kernels call as ``kf.name(...)``.
+
+They take values and constexprs only; shapes come from the values. NaN wins in every maximum and
+minimum, as in eager. Editing this file changes the helper digest and so every alias key.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def maximum(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def minimum(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def floor_div(a, b):
+    quotient = a // b
+    wrong = (a % b != 0) & ((a < 0) != (b < 0))
+    return tl.where(wrong, quotient - 1, quotient)
+
+
+@triton.jit
+def remainder(a, b):
+    rest = a % b
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+
+@triton.jit
+def remainder_float(a, b):
+    rest = libdevice.fmod(a, b)
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+
+@triton.jit
+def floor_div_float(a, b):
+    # eager's definition: from the remainder, so that a == b * floor_div(a, b) + remainder(a, b)
+    rest = libdevice.fmod(a, b)
+    quotient = (a - rest) / b
+    quotient = tl.where((rest != 0) & ((rest < 0) != (b < 0)), quotient - 1.0, quotient)
+    rounded = libdevice.floor(quotient)
+    rounded = tl.where(quotient - rounded > 0.5, rounded + 1.0, rounded)
+    rounded = tl.where(quotient == 0.0, (a / b) * 0.0, rounded)
+    return tl.where(b == 0.0, a / b, rounded)
+
+
+@triton.jit
+def sigmoid(a):
+    return 1.0 / (1.0 + libdevice.exp(-a))
+
+
+@triton.jit
+def sign(a):
+    zero = tl.zeros_like(a)
+    one = zero + 1
+    return tl.where(a > zero, one, zero) - tl.where(a < zero, one, zero)
+
+
+@triton.jit
+def signbit32(a):
+    return a.to(tl.int32, bitcast=True) < 0
+
+
+@triton.jit
+def signbit64(a):
+    return a.to(tl.int64, bitcast=True) < 0
+
+
+# Reductions of a tile along one axis. tl.max and tl.min drop NaN, hence the combine functions.
+
+
+@triton.jit
+def _mul(a, b):
+    return a * b
+
+
+@triton.jit
+def _or(a, b):
+    return a | b
+
+
+@triton.jit
+def _and(a, b):
+    return a & b
+
+
+@triton.jit
+def sum(value, axis):
+    return tl.sum(value, axis)
+
+
+@triton.jit
+def prod(value, axis):
+    return tl.reduce(value, axis, _mul)
+
+
+@triton.jit
+def max(value, axis):
+    return tl.reduce(value, axis, maximum)
+
+
+@triton.jit
+def min(value, axis):
+    return tl.reduce(value, axis, minimum)
+
+
+@triton.jit
+def any(value, axis):
+    return tl.reduce(value.to(tl.int32), axis, _or) != 0
+
+
+@triton.jit
+def all(value, axis):
+    return tl.reduce(value.to(tl.int32), axis, _and) != 0
+
+
+@triton.jit
+def _argmax_pick(a, i, b, j):
+    # the first NaN, else the first largest
+    a_nan = a != a
+    b_nan = b != b
+    first = (a > b) | (a_nan & (b_nan == 0)) | (((a == b) | (a_nan & b_nan)) & (i < j))
+    return tl.where(first, a, b), tl.where(first, i, j)
+
+
+@triton.jit
+def _argmin_pick(a, i, b, j):
+    a_nan = a != a
+    b_nan = b != b
+    first = (a < b) | (a_nan & (b_nan == 0)) | (((a == b) | (a_nan & b_nan)) & (i < j))
+    return tl.where(first, a, b), tl.where(first, i, j)
+
+
+@triton.jit
+def argmax(value, index, axis):
+    best, at = tl.reduce((value, index), axis, _argmax_pick)
+    return at
+
+
+@triton.jit
+def argmin(value, index, axis):
+    best, at = tl.reduce((value, index), axis, _argmin_pick)
+    return at
+
+
+@triton.jit
+def argmax_step(best, at, value, index, mask):
+    new_best, new_at = _argmax_pick(best, at, value, index)
+    return tl.where(mask, new_best, best), tl.where(mask, new_at, at)
+
+
+@triton.jit
+def argmin_step(best, at, value, index, mask):
+    new_best, new_at = _argmin_pick(best, at, value, index)
+    return tl.where(mask, new_best, best), tl.where(mask, new_at, at)
+
+
+@triton.jit
+def _welford_combine(mean_a, square_a, n_a, mean_b, square_b, n_b):
+    # Chan, Golub and LeVeque: parallel combination of mean and sum of squared deviations
+    n = n_a + n_b
+    share = tl.where(n == 0.0, 0.0, n_b / n)
+    delta = mean_b - mean_a
+    return mean_a + delta * share, square_a + square_b + delta * delta * n_a * share, n
+
+
+@triton.jit
+def welford(mean, square, count, axis):
+    return tl.reduce((mean, square, count), axis, _welford_combine)
+
+
+@triton.jit
+def welford_step(mean, square, count, value, mask):
+    n = count + 1.0
+    delta = value - mean
+    new_mean = mean + delta / n
+    new_square = square + delta * (value - new_mean)
+    return (
+        tl.where(mask, new_mean, mean),
+        tl.where(mask, new_square, square),
+        tl.where(mask, n, count),
+    )

@@ -1,0 +1,154 @@
+"""From a fused group to a kernel request; equal groups are recognised before anything is tiled.
+
+The structural hash of a group is its merged body with buffers renamed by first use, so that equal
+computations on different buffers are one kernel: the twelve layers of a GPT-2 need five kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .body import Body, Stmt
+from .emit.kernel_text import INT32_LIMIT, POINTER, KernelArg, KernelText, print_kernel
+from .fuse import Group, merged_body
+from .host import GridSpec
+from .ir import Buffer
+from .seam.options import Options
+from .seam.request import SourceRequest
+from .seam.target import Target
+from .seam.toolchain import Toolchain
+from .tile import Tiling, tile
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A distinct kernel of a graph: its request, its pointer types and its launch grid."""
+
+    name: str
+    request: SourceRequest
+    arg_kinds: tuple[str, ...]
+    grid: GridSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One use of a kernel: its number in the graph and the buffers it is called with."""
+
+    kernel: int
+    buffers: tuple[str, ...]
+
+
+class KernelBuilder:
+    """Builds a graph's kernels one group at a time; ``submit`` is told of each new one at once."""
+
+    def __init__(
+        self,
+        buffers: dict[str, Buffer],
+        target: Target,
+        toolchain: Toolchain,
+        helper_digest: str,
+        options: Callable[[int], Options],
+        submit: Callable[[Kernel], None],
+    ) -> None:
+        self._buffers = buffers
+        self._target = target
+        self._toolchain = toolchain
+        self._helper_digest = helper_digest
+        self._options = options
+        self._submit = submit
+        self._known: dict[tuple, int] = {}
+        self.kernels: list[Kernel] = []
+
+    def launch(self, group: Group, live: set[str]) -> Launch | None:
+        """The launch that computes a group's live buffers; None if there is nothing to compute."""
+        body = merged_body(group, live)
+        if body.numel == 0 or not body.stmts:
+            return None
+        canonical, names = _canonical(body)
+        args = self._args(canonical, names)
+        wide = body.numel * body.rnumel > INT32_LIMIT or any(
+            self._buffers[n].extent() > INT32_LIMIT for n in names
+        )
+        key = (canonical, tuple((a.dtype, a.aligned) for a in args), wide)
+        number = self._known.get(key)
+        if number is None:
+            number = self._known[key] = len(self.kernels)
+            self._build(canonical, args, wide)
+        return Launch(number, tuple(names))
+
+    def _args(self, body: Body, names: list[str]) -> tuple[KernelArg, ...]:
+        written = body.writes()
+        args = []
+        counts = {"in": 0, "out": 0}
+        for position, name in enumerate(names):
+            buffer = self._buffers[name]
+            role = "out" if f"b{position}" in written else "in"
+            dtypes = _access_dtypes(body, f"b{position}")
+            dtype = dtypes.pop() if len(dtypes) == 1 else buffer.dtype
+            args.append(
+                KernelArg(f"{role}_ptr{counts[role]}", f"b{position}", dtype, buffer.aligned)
+            )
+            counts[role] += 1
+        return tuple(args)
+
+    def _build(self, body: Body, args: tuple[KernelArg, ...], wide: bool) -> None:
+        tiling = tile(body, self._target.device_model)
+        text = print_kernel(body, tiling, args, wide=wide)
+        kernel = Kernel(
+            text.entry,
+            self._request(text, tiling),
+            tuple(POINTER[a.dtype] for a in args),
+            grid_of(tiling),
+        )
+        self.kernels.append(kernel)
+        self._submit(kernel)
+
+    def _request(self, text: KernelText, tiling: Tiling) -> SourceRequest:
+        signature = (
+            *((a.name, POINTER[a.dtype]) for a in text.args),
+            *((name, "constexpr") for name, _ in text.constexprs),
+        )
+        attributes = tuple(
+            (i, (("tt.divisibility", 16),)) for i, a in enumerate(text.args) if a.aligned
+        )
+        return SourceRequest(
+            text=text.text,
+            helper_digest=self._helper_digest,
+            entry=text.entry,
+            signature=signature,
+            constexprs=text.constexprs,
+            attributes=attributes,
+            options=self._options(tiling.num_warps),
+            target=self._target,
+            toolchain=self._toolchain,
+        )
+
+
+def grid_of(tiling: Tiling) -> GridSpec:
+    """Blocks along x and y (static extents)."""
+    x, y = tiling.axis("x"), tiling.axis("y")
+    assert x is not None
+    blocks_x = -(-int(x.extent) // x.block)
+    return GridSpec(blocks_x) if y is None else GridSpec(blocks_x, -(-int(y.extent) // y.block))
+
+
+def _access_dtypes(body: Body, buffer: str) -> set[str]:
+    """The dtypes under which a buffer is accessed (a view may read it as another one)."""
+    out = set()
+    for stmt in body.stmts:
+        if stmt.op in ("load", "store") and stmt.attrs[0] == buffer:
+            out.add(stmt.attrs[2] if stmt.op == "load" else stmt.attrs[3])
+    return out
+
+
+def _canonical(body: Body) -> tuple[Body, list[str]]:
+    """The body with buffers named b0, b1, .. by first use, and their real names in that order."""
+    number: dict[str, int] = {}
+    stmts: list[Stmt] = []
+    for stmt in body.stmts:
+        if stmt.op in ("load", "store"):
+            position = number.setdefault(stmt.attrs[0], len(number))
+            stmt = Stmt(stmt.op, stmt.args, (f"b{position}", *stmt.attrs[1:]), stmt.dtype)
+        stmts.append(stmt)
+    return Body(body.sizes, body.rsizes, tuple(stmts)), list(number)

@@ -1,0 +1,288 @@
+"""The compiler on one page: from an ATen graph to a callable.
+
+    graph key -> store?  hit: decode, load                                        (warm)
+    miss: lower -> fuse -> for each group: kernel (submitted at once), host lines
+          -> plan -> wait for the kernels -> load -> publish the graph            (cold)
+
+A kernel is submitted the moment its text is final, so the farm compiles the first ones while the
+later ones are still being generated. Loading is the only place that waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+from torch.fx import GraphModule
+
+from . import host
+from .assemble import Assembler, assemble_group
+from .errors import GraphError
+from .fuse import fuse, live_after
+from .graph_key import Unkeyable, compiler_sources_digest, graph_key_parts
+from .host_codec import decode, encode
+from .host_errors import HostProgramError
+from .host_plan import plan
+from .kernel import Kernel, KernelBuilder
+from .lower.context import Lowering
+from .report import Report
+from .runtime.contract import LoadableKernel, Runtime
+from .runtime.loader import load_program
+from .seam.front import devicelib_digest
+from .seam.options import Options, backend_options
+from .seam.target import Target
+from .seam.toolchain import Toolchain
+from .service import Compiled, GraphStore, KernelService, KeyParts, Priority
+
+#: Takes one list of inputs, empties it, returns a list of outputs.
+Boxed = Callable[[list[Any]], list[Any]]
+
+
+class CodeKnobs(Protocol):
+    """What the compiler reads of the configuration."""
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long a load waits for its kernels."""
+        ...
+
+    def key_parts(self) -> tuple[tuple[str, bytes], ...]:
+        """The knobs that change generated code."""
+        ...
+
+
+@dataclass(slots=True)
+class CompileContext:
+    """Everything that compiling one target needs; nothing here is global.
+
+    Without a ``runtime`` nothing is loaded (`kernelfarm warm`): the callable runs the traced graph
+    and the graph is published by `settle`, after the whole trace.
+    """
+
+    target: Target
+    toolchain: Toolchain
+    service: KernelService
+    graphs: GraphStore | None
+    runtime: Runtime | None
+    knobs: CodeKnobs
+    report: Report
+    deferred: list[Callable[[], None]] = field(default_factory=list)
+
+
+def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], ctx: CompileContext) -> Boxed:
+    """Compile one functional ATen graph; the result takes a list of inputs and empties it.
+
+    A graph that cannot be keyed is compiled and not stored; one with symbolic sizes runs op by op.
+    Raises CompilerError, the kernels' own errors and HostProgramError; nothing is half published.
+    """
+    if _is_symbolic(gm):
+        ctx.report.graph("compiled")
+        ctx.report.not_cached("it has symbolic sizes and runs op by op")
+        return run_eagerly(gm)
+    parts = _key(gm, example_inputs, ctx)
+    if parts is not None:
+        found = _stored(gm, parts, ctx)
+        if found is not None:
+            ctx.report.graph("from_store")
+            return found
+    ctx.report.graph("compiled")
+    program, kernels, futures = generate(gm, ctx)
+    return _finish(gm, program, kernels, futures, parts, ctx)
+
+
+def generate(
+    gm: GraphModule, ctx: CompileContext
+) -> tuple[host.HostProgram, list[Kernel], list[Future[Compiled]]]:
+    """Lower, fuse and print a graph; returns its planned program and one future for each kernel.
+
+    With an interpreter as the runtime nothing is submitted and the list of futures is empty.
+    """
+    report = ctx.report
+    interpreted = ctx.runtime is not None and ctx.runtime.name == "interpreter"
+    with report.phase("lowering"):
+        lowering = Lowering(gm, "cpu" if interpreted else "cuda")
+        graph = lowering.run()
+        report.count_operators("lowered", lowering.lowered_ops)
+        report.count_operators("fallback", lowering.fallback_ops)
+    with report.phase("scheduling"):
+        groups = fuse(graph)
+        live = live_after(groups, graph.outputs)
+    futures: list[Future[Compiled]] = []
+
+    def submit(kernel: Kernel) -> None:
+        report.kernel_emitted(kernel.name)
+        if not interpreted:
+            with report.phase("submit"):
+                futures.append(ctx.service.submit(kernel.request, Priority.EMITTED))
+
+    start = time.perf_counter()
+    submitting = report.phases.get("submit", 0.0)
+    builder = KernelBuilder(
+        graph.buffers,
+        ctx.target,
+        ctx.toolchain,
+        devicelib_digest(),
+        lambda warps: _options(ctx.target, warps),
+        submit,
+    )
+    assembler = Assembler(graph)
+    for group in groups:
+        launch = None if group.extern is not None else builder.launch(group, live[group.number])
+        assemble_group(assembler, group, launch, builder.kernels, live[group.number])
+    spent = time.perf_counter() - start - (report.phases.get("submit", 0.0) - submitting)
+    report.add_phase("codegen", spent)
+    with report.phase("host"):
+        program = plan(assembler.finish(builder.kernels))
+    return program, builder.kernels, futures
+
+
+@lru_cache(maxsize=64)
+def _options(target: Target, num_warps: int) -> Options:
+    return backend_options(target, num_warps=num_warps, num_stages=1)
+
+
+def _is_symbolic(gm: GraphModule) -> bool:
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        for item in val if isinstance(val, (tuple, list)) else (val,):
+            if isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                return True
+            if isinstance(item, torch.Tensor) and any(
+                isinstance(s, torch.SymInt) for s in (*item.shape, *item.stride())
+            ):
+                return True
+    return False
+
+
+def run_eagerly(gm: GraphModule) -> Boxed:
+    """A callable that runs a graph op by op."""
+
+    def run(inputs: list[Any]) -> list[Any]:
+        args = tuple(inputs)
+        inputs.clear()
+        return list(gm(*args))
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _key(gm: GraphModule, inputs: Sequence[Any], ctx: CompileContext) -> KeyParts | None:
+    """The graph's key parts; None, with the reason in the report, if it cannot be keyed exactly."""
+    if ctx.graphs is None or (ctx.runtime is not None and ctx.runtime.name == "interpreter"):
+        return None
+    with ctx.report.phase("graph_key"):
+        try:
+            return graph_key_parts(
+                gm,
+                inputs,
+                knobs=(*ctx.knobs.key_parts(), ("host_schema", str(host.HOST_SCHEMA).encode())),
+                target=ctx.target,
+                toolchain=ctx.toolchain,
+                sources_digest=compiler_sources_digest(),
+            )
+        except Unkeyable as error:
+            ctx.report.not_cached(str(error))
+            return None
+
+
+def _stored(gm: GraphModule, parts: KeyParts, ctx: CompileContext) -> Boxed | None:
+    """The graph from the store, loaded; None for a miss. A bad record is a miss, never an error."""
+    assert ctx.graphs is not None
+    with ctx.report.phase("graph_load"):
+        found = ctx.graphs.load(parts)
+        if found is None:
+            return None
+        try:
+            program = decode(found.program)
+            artifacts = [found.kernels[k.key] for k in program.kernels]
+        except (HostProgramError, KeyError) as error:
+            ctx.report.not_cached(f"its stored program was refused: {error}")
+            return None
+    if ctx.runtime is None:
+        return run_eagerly(gm)
+    with ctx.report.phase("load"):
+        try:
+            return load_program(program, artifacts, ctx.runtime)
+        except HostProgramError as error:
+            ctx.report.not_cached(f"its stored program was refused: {error}")
+            return None
+
+
+def _finish(
+    gm: GraphModule,
+    program: host.HostProgram,
+    kernels: list[Kernel],
+    futures: list[Future[Compiled]],
+    parts: KeyParts | None,
+    ctx: CompileContext,
+) -> Boxed:
+    """Resolve the kernels, load the program and publish it; without a runtime, later."""
+    if ctx.runtime is None:
+
+        def publish() -> None:
+            compiled = _resolve(kernels, futures, ctx)
+            _save(_keyed(program, compiled), parts, ctx)
+
+        ctx.deferred.append(publish)
+        return run_eagerly(gm)
+    if ctx.runtime.name == "interpreter":
+        loadables: list[LoadableKernel] = [k.request for k in kernels]
+        with ctx.report.phase("load"):
+            return load_program(program, loadables, ctx.runtime)
+    compiled = _resolve(kernels, futures, ctx)
+    program = _keyed(program, compiled)
+    with ctx.report.phase("load"):
+        call = load_program(program, [c.artifact for c in compiled], ctx.runtime)
+    _save(program, parts, ctx)
+    return call
+
+
+def settle(ctx: CompileContext) -> list[Exception]:
+    """Publish the graphs of a trace that loads nothing; returns what went wrong, graph by graph."""
+    failures: list[Exception] = []
+    while ctx.deferred:
+        try:
+            ctx.deferred.pop(0)()
+        except Exception as error:
+            failures.append(error)  # one kernel that fails must not keep other graphs unpublished
+    return failures
+
+
+def _resolve(
+    kernels: list[Kernel], futures: list[Future[Compiled]], ctx: CompileContext
+) -> list[Compiled]:
+    """Wait for all kernels of a graph, in order of first use."""
+    with ctx.report.phase("wait"):
+        pending = [f for f in futures if not f.done()]
+        if pending:
+            ctx.service.wanted(pending)
+            done, late = wait(pending, ctx.knobs.wait_seconds, FIRST_EXCEPTION)
+            failed = any(f.exception() is not None for f in done)
+            if late and not failed:
+                names = ", ".join(k.name for k, f in zip(kernels, futures, strict=True) if f in late)
+                raise GraphError(
+                    f"kernels still compiling after {ctx.knobs.wait_seconds:.0f} s: {names}; "
+                    "raise KERNELFARM_WAIT_SECONDS or look at the farm's log"
+                )
+        for future in futures:
+            if future.done() and future.exception() is not None:
+                raise future.exception()  # type: ignore[misc]
+        return [future.result() for future in futures]
+
+
+def _keyed(program: host.HostProgram, compiled: Sequence[Compiled]) -> host.HostProgram:
+    """The program with the keys of its kernels filled in."""
+    kernels = tuple(replace(k, key=c.key) for k, c in zip(program.kernels, compiled, strict=True))
+    return replace(program, kernels=kernels)
+
+
+def _save(program: host.HostProgram, parts: KeyParts | None, ctx: CompileContext) -> None:
+    if parts is None or ctx.graphs is None:
+        return
+    with ctx.report.phase("save"):
+        ctx.graphs.save(parts, encode(program), [k.key for k in program.kernels])

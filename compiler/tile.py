@@ -1,0 +1,197 @@
+"""Tiling: which loops make which kernel axis, and how large a block of each axis is.
+
+The choice is a pure function of a group's accesses and the device model. Pointwise groups have one
+axis x, or y and x where some access runs along another loop than the innermost one; reductions have
+x (all pointwise loops) and r (all reduction loops), kept whole in registers where the row fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .body import Body, stmt_index
+from .index import Index
+from .ops import ITEMSIZE
+from .seam.device import DeviceModel
+from .sym import Size, next_power_of_two, product
+
+#: The hardware's limit on blocks along y and z.
+MAX_GRID_YZ = 65535
+#: Longest row that one program keeps in registers: 16 values a thread at 8 warps of 32.
+PERSISTENT_INNER = 4096
+#: The same where the reduced loop is not the contiguous one: a tile needs width in x as well.
+PERSISTENT_OUTER = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One tiled dimension: its loops (variable name, size; outermost first) and its block size."""
+
+    name: str
+    loops: tuple[tuple[str, Size], ...]
+    block: int
+
+    @property
+    def extent(self) -> Size:
+        """Iterations of all loops of the axis."""
+        return product(size for _, size in self.loops)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """The axes in tile order (y, x, r), whether a reduction is kept whole, and the warps."""
+
+    axes: tuple[Axis, ...]
+    persistent: bool
+    num_warps: int
+
+    def axis(self, name: str) -> Axis | None:
+        """The axis of this name."""
+        return next((a for a in self.axes if a.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One distinct address expression with the bytes of an element; writes count twice."""
+
+    index: Index
+    weight: int
+
+
+def access_table(body: Body) -> tuple[Access, ...]:
+    """Every distinct (buffer, index) that a body reads or writes."""
+    seen: dict[tuple, Access] = {}
+    for stmt in body.stmts:
+        if stmt.op not in ("load", "store"):
+            continue
+        index = stmt_index(stmt)
+        assert index is not None
+        dtype = stmt.attrs[2] if stmt.op == "load" else stmt.attrs[3]
+        weight = ITEMSIZE[dtype] * (2 if stmt.op == "store" else 1)
+        seen.setdefault((stmt.op, stmt.attrs[0], index), Access(index, weight))
+    return tuple(seen.values())
+
+
+def _pow2_at_most(n: int) -> int:
+    return 1 << (max(n, 1).bit_length() - 1)
+
+
+def _coalescing_loop(index: Index, names: Sequence[str]) -> str | None:
+    """The loop along which the address grows by one element a step; None if there is none."""
+    for name in reversed(names):
+        if index.coefficient(name) == 1:
+            return name
+    return None
+
+
+def _uses(index: Index, name: str) -> bool:
+    return name in index.var_names()
+
+
+def tile(body: Body, model: DeviceModel) -> Tiling:
+    """Choose axes and blocks for a (static) loop nest."""
+    if body.rsizes:
+        return _tile_reduction(body, model)
+    return _tile_pointwise(body, model)
+
+
+def _tile_pointwise(body: Body, model: DeviceModel) -> Tiling:
+    loops = [(f"p{n}", s) for n, s in enumerate(body.sizes)] or [("p0", 1)]
+    names = [n for n, _ in loops]
+    numel = int(body.numel)
+    cut = _second_axis(body, loops)
+    if cut is not None:
+        y, x = loops[:cut], loops[cut:]
+        y_extent = int(product(s for _, s in y))
+        block = 32
+        if -(-y_extent // block) <= MAX_GRID_YZ:
+            x_extent = int(product(s for _, s in x))
+            return Tiling(
+                (
+                    Axis("y", tuple(y), min(block, next_power_of_two(y_extent))),
+                    Axis("x", tuple(x), min(block, next_power_of_two(x_extent))),
+                ),
+                False,
+                4,
+            )
+    block = 1024
+    while block > 128 and numel // block < 2 * model.multiprocessors:
+        block //= 2
+    block = min(block, next_power_of_two(numel))
+    warps = max(1, min(4, block // (8 * model.warp_size) or 1))
+    assert names
+    return Tiling((Axis("x", tuple(loops), block),), False, warps)
+
+
+def _second_axis(body: Body, loops: Sequence[tuple[str, Size]]) -> int | None:
+    """Where to cut the loops into y and x, if an access is contiguous along another loop."""
+    if len(loops) < 2:
+        return None
+    names = [n for n, _ in loops]
+    sizes = {n: int(s) for n, s in loops}
+    last = names[-1]
+    gain: dict[str, float] = {}
+    along_last = 0.0
+    for access in access_table(body):
+        if access.index.indirects() or not access.index.terms:
+            continue
+        elements = 1
+        for name in names:
+            if _uses(access.index, name):
+                elements *= sizes[name]
+        traffic = float(elements * access.weight)
+        loop = _coalescing_loop(access.index, names)
+        if loop == last or not _uses(access.index, last):
+            along_last += traffic
+        elif loop is not None:
+            gain[loop] = gain.get(loop, 0.0) + traffic
+    if not gain:
+        return None
+    best = max(gain, key=lambda n: (gain[n], names.index(n)))
+    cut = names.index(best) + 1
+    x_extent = int(product(s for _, s in loops[cut:]))
+    y_extent = int(product(s for _, s in loops[:cut]))
+    # short axes waste most of a transaction
+    if min(x_extent, y_extent, sizes[best]) < 8:
+        return None
+    return cut if gain[best] >= 0.05 * along_last else None
+
+
+def _tile_reduction(body: Body, model: DeviceModel) -> Tiling:
+    loops = tuple((f"p{n}", s) for n, s in enumerate(body.sizes)) or (("p0", 1),)
+    rloops = tuple((f"r{n}", s) for n, s in enumerate(body.rsizes))
+    rows, length = int(body.numel), int(body.rnumel)
+    inner = _reduces_inner(body)
+    whole = next_power_of_two(length)
+    if length <= (PERSISTENT_INNER if inner else PERSISTENT_OUTER):
+        if inner:
+            target = 1024 if rows >= 8 * model.multiprocessors else 256
+            x_block = max(1, min(_pow2_at_most(max(1, target // whole)), next_power_of_two(rows)))
+        else:
+            x_block = min(max(1, 2048 // whole), 128, next_power_of_two(rows))
+        warps = max(1, min(16, x_block * whole // (8 * model.warp_size)))
+        return Tiling((Axis("x", loops, x_block), Axis("r", rloops, whole)), True, warps)
+    if inner:
+        r_block = min(2048, whole)
+        return Tiling((Axis("x", loops, 1), Axis("r", rloops, r_block)), False, 8)
+    x_block = min(64, next_power_of_two(rows))
+    while x_block > 8 and rows // x_block < model.multiprocessors:
+        x_block //= 2
+    r_block = min(whole, max(4, 2048 // x_block))
+    return Tiling((Axis("x", loops, x_block), Axis("r", rloops, r_block)), False, 8)
+
+
+def _reduces_inner(body: Body) -> bool:
+    """Whether most of the traffic runs along a reduction loop."""
+    names = [f"p{n}" for n in range(len(body.sizes))] + [f"r{n}" for n in range(len(body.rsizes))]
+    inner = outer = 0
+    for access in access_table(body):
+        loop = _coalescing_loop(access.index, names)
+        if loop is None or not any(_uses(access.index, n) for n in names if n[0] == "r"):
+            continue
+        if loop.startswith("r"):
+            inner += access.weight
+        else:
+            outer += access.weight
+    return inner >= outer
