@@ -15,7 +15,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx import GraphModule
 from torch.fx.experimental import proxy_tensor
 from torch.utils._pytree import tree_leaves
@@ -99,10 +103,11 @@ def _world(target: Target) -> Iterator[FakeTensorMode]:
     ensure_device_guard()
     with contextlib.ExitStack() as stack:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
-        stack.enter_context(answering_for(target.device_model))
+        if not torch.cuda.is_available():
+            stack.enter_context(_attention_of(target))
+            stack.enter_context(_constants_stay_unread())
         stack.enter_context(movable_modules())
-        stack.enter_context(_attention_of(target))
-        stack.enter_context(_constants_stay_unread())
+        stack.enter_context(answering_for(target.device_model))
         stack.enter_context(mode)
         yield mode
 
@@ -115,9 +120,6 @@ def _attention_of(target: Target) -> Iterator[None]:
     a GPU that would be the math form's layout, on which ``.view()`` may fail where it works on the
     target. A process that has a GPU gets it right by itself.
     """
-    if torch.cuda.is_available():
-        yield
-        return
     flash = target.device_model.flash_attention
 
     def chosen(
@@ -147,15 +149,13 @@ def _constants_stay_unread() -> Iterator[None]:
 
     It does so only to answer ``.item()`` while tracing; the graph is the same without.
     """
-    if torch.cuda.is_available() or not hasattr(proxy_tensor, "CONSTANT_NUMEL_LIMIT"):
-        yield
-        return
-    limit = proxy_tensor.CONSTANT_NUMEL_LIMIT
-    proxy_tensor.CONSTANT_NUMEL_LIMIT = -1
+    name = "CONSTANT_NUMEL_LIMIT"
+    limit = getattr(proxy_tensor, name)
+    setattr(proxy_tensor, name, -1)
     try:
         yield
     finally:
-        proxy_tensor.CONSTANT_NUMEL_LIMIT = limit
+        setattr(proxy_tensor, name, limit)
 
 
 def _called(function: Callable[[], Any], label: str) -> Any:
@@ -215,11 +215,16 @@ def _trace(
     subject, args = _on_device(subject, args, mode)
     phases = _Phases(record)
     graphs: list[str] = []
+    refusals: list[Exception] = []
     # Only gradients need it, and Dynamo must not see it: it would ask the accelerator for streams.
     pretending = pretended_accelerator if kind == "train" else contextlib.nullcontext
 
     def compile_one(gm: GraphModule, inputs: Sequence[Any], info: GraphInfo) -> Boxed:
-        compile_graph(gm, inputs, info)
+        try:
+            compile_graph(gm, inputs, info)
+        except Exception as error:
+            refusals.append(error)
+            raise
         graphs.append(info.kind)
         return _imitation(gm, mode)
 
@@ -230,7 +235,12 @@ def _trace(
             )
 
     started = time.perf_counter()
-    _run_compiled(subject, args, kind, backend, label)
+    try:
+        _run_compiled(subject, args, kind, backend)
+    except Exception as error:
+        if refusals:  # Dynamo wraps what a backend raises; the caller wants it as it was
+            raise refusals[0] from None
+        raise NotTraceable(label, _cause(error)) from error
     elsewhere = sum(phases.seconds.values())
     phases.add("dynamo", time.perf_counter() - started - elsewhere)
     return TraceOutcome(target, kind, tuple(graphs), phases.seconds)
@@ -252,7 +262,6 @@ def _run_compiled(
     args: Sequence[Any] | Mapping[str, Any],
     kind: Mode,
     backend: Callable[..., Any],
-    label: str,
 ) -> None:
     # Code objects that were compiled before, for another target or for real tensors, would count
     # towards Dynamo's limit of recompilations; so would ours afterwards.
@@ -264,17 +273,17 @@ def _run_compiled(
                 outputs = compiled(**args) if isinstance(args, Mapping) else compiled(*args)
                 if kind == "train":
                     _backward(outputs)
-    except torch._dynamo.exc.BackendCompilerFailed as error:
-        raise error.inner_exception from None
-    except torch._dynamo.exc.TorchDynamoException as error:
-        raise NotTraceable(label, _first_line(error)) from error
     finally:
         torch._dynamo.reset()
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+def _cause(error: Exception) -> str:
+    """Return the part of a tracer's message that says what is wrong, without its advice."""
+    if isinstance(error, DataDependentOutputException):
+        return f"between two graphs it needs the value of a tensor ({error.func})"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines[:1] + lines if line.startswith("Explanation:")]
+    return " ".join([*lines[:1], *told[:1]]) or type(error).__name__
 
 
 def _backward(outputs: Any) -> None:

@@ -111,13 +111,13 @@ class FakeCopier:
         self._device = device
         self._known: dict[int, tuple[Any, Any]] = {}
 
-    def tensor(self, real: Tensor) -> Tensor:
+    def tensor(self, real: Tensor, *, scalars_too: bool = False) -> Tensor:
         """Return the counterpart of one tensor: same sizes, strides, dtype and requires_grad."""
         known = self._known.get(id(real))
         if known is not None:
             return known[1]
         with torch.no_grad():
-            fake = self._on_device(real)
+            fake = self._on_device(real, scalars_too)
         if isinstance(real, nn.Parameter):
             fake = like_parameter(fake, real)
         elif fake is not real:
@@ -125,10 +125,10 @@ class FakeCopier:
         self._known[id(real)] = (real, fake)
         return fake
 
-    def _on_device(self, real: Tensor) -> Tensor:
-        is_fake = isinstance(real, FakeTensor)
-        device = real.device if real.dim() == 0 or real.device.type != "cpu" else self._device
-        if is_fake and real.device == device:
+    def _on_device(self, real: Tensor, scalars_too: bool) -> Tensor:
+        stays = real.device.type != "cpu" or (real.dim() == 0 and not scalars_too)
+        device = real.device if stays else self._device
+        if isinstance(real, FakeTensor) and real.device == device:
             return real
         with self._mode:
             return torch.empty_strided(
@@ -137,9 +137,9 @@ class FakeCopier:
 
     def module(self, module: nn.Module) -> nn.Module:
         """Return a copy of a module whose tensors are fake; the data is neither read nor copied."""
-        found = list(_tensors_anywhere(module))
-        # A counterpart of a tensor in the memo is what deepcopy puts in its place.
-        memo: dict[int, Any] = {id(tensor): self.tensor(tensor) for tensor in found}
+        # What the memo has for a tensor, deepcopy puts in its place.
+        memo: dict[int, Any] = {id(t): self.tensor(t, scalars_too=True) for t in tensors_of(module)}
+        memo |= {id(t): self.tensor(t) for t in _loose_tensors(module)}
         with self._mode:
             return copy.deepcopy(module, memo)
 
@@ -159,7 +159,7 @@ class FakeCopier:
                 return functools.partial(self.leaf(leaf.func), *args, **keywords)
             case types.MethodType() if isinstance(leaf.__self__, nn.Module):
                 return types.MethodType(leaf.__func__, self.leaf(leaf.__self__))
-            case types.FunctionType() if leaf.__closure__:
+            case types.FunctionType():
                 return self._remembered(leaf, lambda: self._function(leaf))
         return leaf
 
@@ -170,7 +170,12 @@ class FakeCopier:
         return self._known[id(original)][1]
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
-        """Return the function with the tensors and modules that it closes over replaced."""
+        """Return the function with the tensors and modules replaced that it closes over or names."""
+        used = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+        kinds = (Tensor, nn.Module)
+        renewed = {name: self.leaf(v) for name, v in used.items() if isinstance(v, kinds)}
+        if not renewed and not function.__closure__:
+            return function
         cells = []
         for cell in function.__closure__ or ():
             try:
@@ -179,7 +184,7 @@ class FakeCopier:
                 cells.append(cell)
         copied = types.FunctionType(
             function.__code__,
-            function.__globals__,
+            {**function.__globals__, **renewed} if renewed else function.__globals__,
             function.__name__,
             function.__defaults__,
             tuple(cells),
@@ -188,9 +193,8 @@ class FakeCopier:
         return copied
 
 
-def _tensors_anywhere(module: nn.Module) -> Iterator[Tensor]:
-    """Yield registered tensors and those that sit in plain attributes of any submodule."""
-    yield from tensors_of(module)
+def _loose_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the tensors that sit in plain attributes of any submodule."""
     seen: set[int] = set()
     for part in module.modules():
         yield from _tensors_in(vars(part), seen)
