@@ -387,7 +387,8 @@ class Plan:
         for run in list(self._runs.values()):
             if run.killing:
                 if now >= run.killed + limits.kill_grace and not run.discarded:
-                    run.discarded = True
+                    for other in self._runs.values():
+                        other.discarded |= other.environment == run.environment
                     self._emit(ev.Discard(run.environment))
             elif now >= deadline_of(run, limits, self._history):
                 self._kill(run, "deadline")
@@ -413,15 +414,10 @@ class Plan:
     # -- slots --------------------------------------------------------------------------------
 
     def _fill_slots(self) -> None:
-        now = self._clock()
+        now, history = self._clock(), self._history
         while self._queue and len(self._runs) < self.slots:
             job = best(
-                self._queue.values(),
-                self._runs.values(),
-                self.slots,
-                now,
-                self.limits,
-                self._history,
+                self._queue.values(), self._runs.values(), self.slots, now, self.limits, history
             )
             if job is None:
                 return
