@@ -15,6 +15,7 @@ import msgpack
 
 _ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 
 _MACHINES = {"cubin": 190, "hsaco": 224}
@@ -74,9 +75,18 @@ def _sections(kind: str, binary: bytes) -> list[_Section]:
     machine, table, size, count, names = header[2], header[6], header[11], header[12], header[13]
     if machine != _MACHINES[kind] or size != _SECTION.size:
         raise MalformedBinary(f"is for machine {machine}, not a {kind}")
+    _check_segments(binary, header[5], header[10])
     rows = [_SECTION.unpack_from(binary, table + index * size) for index in range(count)]
     strings = _content(binary, rows[names])
     return [_Section(_text(strings, r[0]), r[1], _content(binary, r), r[6]) for r in rows]
+
+
+def _check_segments(binary: bytes, table: int, count: int) -> None:
+    # In a cubin this table is the last thing in the file.
+    for index in range(count):
+        row = _SEGMENT.unpack_from(binary, table + index * _SEGMENT.size)
+        if (end := row[2] + row[5]) > len(binary):
+            raise MalformedBinary(f"ends at {len(binary)}, a segment reaches to {end}")
 
 
 def _content(binary: bytes, row: tuple[int, ...]) -> bytes:

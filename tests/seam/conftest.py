@@ -106,3 +106,9 @@ def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
         patch.setenv("XDG_CACHE_HOME", str(base / "cache"))
         patch.setenv("TRITON_CACHE_DIR", str(base / "triton"))
         yield base
+
+
+@pytest.fixture(scope="module")
+def make_request_for_module() -> MakeRequest:
+    """`source_request` for fixtures that live as long as their module."""
+    return source_request

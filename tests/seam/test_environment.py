@@ -17,7 +17,13 @@ PLAIN = {"TRITON_DISABLE_LINE_INFO": "1"}
     "environ",
     [
         {},
-        {"PATH": "/bin", "HOME": "/h", "CUDA_VISIBLE_DEVICES": "3", "RANK": "7", "MASTER_PORT": "1"},
+        {
+            "PATH": "/bin",
+            "HOME": "/h",
+            "CUDA_VISIBLE_DEVICES": "3",
+            "RANK": "7",
+            "MASTER_PORT": "1",
+        },
         {"TRITON_CACHE_DIR": "/x", "TRITON_HOME": "/y", "TRITON_CACHE_MANAGER": "m:C"},
         {"TRITON_PRINT_AUTOTUNING": "1", "LLVM_SYMBOLIZER_PATH": "/usr/bin/s"},
         {"DISABLE_PTXAS_OPT": "0", "TRITON_DEBUG": "false", "MLIR_ENABLE_DUMP": "Off"},

@@ -29,7 +29,9 @@ def test_parse_reads_every_documented_form(text: str, expected: str) -> None:
     assert str(Target.parse(text)) == expected
 
 
-@pytest.mark.parametrize("text", ["", "h300", "cuda:42", "cuda:90/b200", "hip:90", "cuda", "sm_90b"])
+@pytest.mark.parametrize(
+    "text", ["", "h300", "cuda:42", "cuda:90/b200", "hip:90", "cuda", "sm_90b"]
+)
 def test_parse_refuses_the_rest_and_names_what_is_supported(text: str) -> None:
     """A text that means no table entry raises an error that lists the table."""
     with pytest.raises(UnknownTarget) as caught:
@@ -62,7 +64,9 @@ def test_every_supported_text_parses_and_prints_back() -> None:
         ("AMD Instinct MI325X", (9, 4), "mi325x"),
     ],
 )
-def test_a_live_device_maps_to_its_model(name: str, capability: tuple[int, int], model: str) -> None:
+def test_a_live_device_maps_to_its_model(
+    name: str, capability: tuple[int, int], model: str
+) -> None:
     """A device's reported name finds its model, never one whose name it merely contains."""
     assert Target.of_device_name(name, capability).model == model
 

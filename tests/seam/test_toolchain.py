@@ -123,7 +123,9 @@ def test_files_that_no_compile_reads_are_left_out(
     assert identify(fake) == before
 
 
-def test_the_same_files_elsewhere_are_the_same_toolchain(tmp_path: Path, identify: Identify) -> None:
+def test_the_same_files_elsewhere_are_the_same_toolchain(
+    tmp_path: Path, identify: Identify
+) -> None:
     """No path enters the identity: two virtual environments with one wheel share."""
     (tmp_path / "one").mkdir()
     (tmp_path / "two" / "deeper").mkdir(parents=True)
