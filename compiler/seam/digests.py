@@ -8,15 +8,11 @@ the change time are there because copying tools preserve sizes and modification 
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-_log = logging.getLogger("kernelfarm.seam")
 
 #: A file changed this recently may change again within one clock tick of its filesystem.
 _SETTLED_NS = 2_000_000_000
@@ -96,6 +92,9 @@ class FileDigests:
         return value if stored == name and check == _check(name, value) else None
 
     def _write(self, name: str, value: str) -> None:
+        # Imported here: a process whose memo is filled never writes, and starts 10 ms sooner.
+        import tempfile
+
         try:
             self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not _is_private(self._dir):
@@ -109,7 +108,10 @@ class FileDigests:
                 os.unlink(temporary)
                 raise
         except OSError as error:
-            _log.debug("digest memo %s is not writable: %s", self._dir, error)
+            import logging
+
+            log = logging.getLogger("kernelfarm.seam")
+            log.debug("digest memo %s is not writable: %s", self._dir, error)
 
 
 def _name(kind: str, signatures: Sequence[Signature]) -> str:

@@ -51,7 +51,7 @@ def test_what_changes_no_code_changes_no_key(environ: dict[str, str]) -> None:
     ],
 )
 def test_what_may_change_code_is_in_the_key(name: str, value: str, expected: str) -> None:
-    """Known switches enter in one spelling; unknown ones of a compiler's prefix enter as they are."""
+    """Known switches enter in one spelling; unknown ones of a compiler's prefix as they are."""
     assert codegen_variables({name: value}) == dict(sorted({**PLAIN, name: expected}.items()))
 
 

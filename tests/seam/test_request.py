@@ -85,7 +85,7 @@ def test_each_field_of_a_source_request_is_its_own_part(
     assert differing(request, changed) == [part]
 
 
-def test_every_option_and_toolchain_part_is_named(
+def test_options_and_toolchain_are_named_parts(
     make_request: Callable[..., SourceRequest],
 ) -> None:
     """A compile request's parts are the text, the entry, the architecture and all of the rest."""

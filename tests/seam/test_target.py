@@ -64,9 +64,7 @@ def test_every_supported_text_parses_and_prints_back() -> None:
         ("AMD Instinct MI325X", (9, 4), "mi325x"),
     ],
 )
-def test_a_live_device_maps_to_its_model(
-    name: str, capability: tuple[int, int], model: str
-) -> None:
+def test_live_devices_map_to_models(name: str, capability: tuple[int, int], model: str) -> None:
     """A device's reported name finds its model, never one whose name it merely contains."""
     assert Target.of_device_name(name, capability).model == model
 

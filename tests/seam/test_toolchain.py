@@ -123,9 +123,7 @@ def test_files_that_no_compile_reads_are_left_out(
     assert identify(fake) == before
 
 
-def test_the_same_files_elsewhere_are_the_same_toolchain(
-    tmp_path: Path, identify: Identify
-) -> None:
+def test_equal_files_elsewhere_are_equal(tmp_path: Path, identify: Identify) -> None:
     """No path enters the identity: two virtual environments with one wheel share."""
     (tmp_path / "one").mkdir()
     (tmp_path / "two" / "deeper").mkdir(parents=True)
@@ -152,7 +150,7 @@ def test_the_assembler_that_is_really_used_counts(
 
 
 def test_an_override_of_ptxas_counts_by_its_bytes(tmp_path: Path, identify: Identify) -> None:
-    """Another ptxas of the same version, or a changed one, is another toolchain; its path is not."""
+    """Another ptxas of one version, or a changed one, is another toolchain; its path is not."""
     fake = FakeTriton(tmp_path, "3.6.0")
     other, copy = tmp_path / "ptxas-a", tmp_path / "ptxas-b"
     other.write_bytes(b"ptxas 12.8 -O0")
