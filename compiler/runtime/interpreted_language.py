@@ -62,6 +62,7 @@ def language() -> Language:
         triton.knobs.runtime.interpret = True
         stubs = importlib.import_module("triton.language.extra.libdevice")
         externs = importlib.import_module("triton.language.extra.cuda.libdevice")
+        _own_decorator(triton, interpreter)
         _complete_builder(tl, interpreter)
         _complete_reductions(tl, interpreter)
         _patch_once(tl, interpreter)
@@ -126,6 +127,19 @@ def _patch_once(tl: Any, interpreter: Any) -> None:
         return self.rewrite()(*args, **kwargs)
 
     interpreter.InterpretedFunction.__call__ = call
+
+
+def _own_decorator(triton: Any, interpreter: Any) -> None:
+    """Make ``triton.jit`` of the copy interpret without asking.
+
+    The original imports its interpreter when it is applied, and would then, outside of
+    `_private_modules`, get the normal package's.
+    """
+
+    def jit(function: Callable[..., Any]) -> Any:
+        return interpreter.InterpretedFunction(function)
+
+    triton.jit = jit
 
 
 def _bind_libdevice(interpreter: Any, stubs: Any, externs: Any) -> None:
