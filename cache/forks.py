@@ -20,8 +20,10 @@ FORK_TIMEOUT = 2.0
 class Forkable(Protocol):
     """Something whose locks or files a forked child must not share with its parent."""
 
-    #: Shut while the process is copied; None where there is nothing to wait for.
-    gate: Gate | None
+    @property
+    def gate(self) -> Gate | None:
+        """Shut while the process is copied; None where there is nothing to wait for."""
+        ...
 
     def forget(self, *, clean: bool) -> None:
         """In the child: let go of the parent's; ``clean`` unless a gate could not be shut."""
