@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .cache.errors import CacheError
+from .cache.filesystem import default_directory
 from .cache.store import MemoryStore, Store
 from .compiler.seam.target import Target
 from .compiler.seam.toolchain import Toolchain, current_toolchain
@@ -71,8 +72,16 @@ class World:
         self.farm.prepare(target, toolchain)
         return Session(target, toolchain, service, graphs, tally)
 
-    def place(self) -> str:
-        """Say where kernels are compiled, for people: "farm" or "in this process"."""
+    def store_place(self) -> str:
+        """Say where records are kept: a directory, or "memory"."""
+        if isinstance(self.store, MemoryStore):
+            return "memory"
+        if self.knobs.store is not None:
+            return os.path.abspath(self.knobs.store)
+        return str(default_directory(os.environ)[0])
+
+    def farm_place(self) -> str:
+        """Say where kernels are compiled: "farm" or "in this process"."""
         alone = isinstance(self.farm, InlineFarm) or self._spare is not None
         return "in this process" if alone else "farm"
 
@@ -102,11 +111,8 @@ def compose(knobs: Knobs, notices: Notices | None = None, *, demand_store: bool 
 def _store(knobs: Knobs, notices: Notices, demand: bool) -> Store:
     from .cache.opening import open_store
 
-    def notice(text: str) -> None:
-        notices.tell("store", text)
-
     try:
-        return open_store(knobs.store, quota_bytes=knobs.store_bytes, notice=notice)
+        return open_store(knobs.store, quota_bytes=knobs.store_bytes, notice=notices.say)
     except (CacheError, OSError) as error:
         if demand:
             raise
@@ -114,7 +120,7 @@ def _store(knobs: Knobs, notices: Notices, demand: bool) -> Store:
             "store_unusable",
             f"kernelfarm: {error}; this process keeps its kernels in memory only",
         )
-        return MemoryStore(notice=notice)
+        return MemoryStore(notice=notices.say)
 
 
 def _farm(knobs: Knobs, notices: Notices) -> Farm:
@@ -123,7 +129,7 @@ def _farm(knobs: Knobs, notices: Notices) -> Farm:
     from .farm.client import FarmClient
 
     try:
-        return FarmClient(socket_dir=knobs.farm_dir, notice=lambda text: notices.tell("farm", text))
+        return FarmClient(socket_dir=knobs.farm_dir, notice=notices.say)
     except (*BROKEN_FARM, OSError) as error:
         notices.tell(
             "farm_broken",

@@ -42,8 +42,9 @@ class _Lines(AbstractContextManager[None]):
     def __enter__(self) -> None:
         print(f"{self._name}: tracing and compiling", file=self._stream, flush=True)
 
-    def __exit__(self, *_: object) -> None:
-        print(f"{self._name}: {summary(self._tally)}", file=self._stream, flush=True)
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:  # otherwise the error says what there is to say
+            print(f"{self._name}: {summary(self._tally)}", file=self._stream, flush=True)
 
 
 class Bar:
@@ -76,11 +77,11 @@ class _Bar(AbstractContextManager[None]):
         self._bar.start()
         self._thread.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._end.set()
         self._thread.join()
         self._look()
-        self._bar.update(self._task, latest=summary(self._tally))
+        self._bar.update(self._task, latest=summary(self._tally) if kind is None else "stopped")
         self._bar.stop()
 
     def _follow(self) -> None:

@@ -154,14 +154,14 @@ def warm_targets(
             _warm_one(name, trace, world, session, total)
         joined += tally.joined()
     world.writer.flush(world.knobs.wait_seconds)
-    places = {world.place(): total.kernels["compiled"] - joined, "joined": joined}
+    places = {world.farm_place(): total.kernels["compiled"] - joined, "joined": joined}
     return WarmReport(
         graphs=total.graphs,
         kernels=total.kernels,
         targets=tuple(str(target) for target in distinct),
         compiled_by={place: count for place, count in places.items() if count},
         seconds=time.monotonic() - started,
-        store=world.store.inventory().place,
+        store=world.store_place(),
         failures=tuple(dict.fromkeys(total.failures)),
     )
 
@@ -187,13 +187,21 @@ def _warm_one(name: str, trace: Trace, world: World, session: Session, total: _S
             return compile_graph(gm, inputs, context)
         except Exception as error:
             # One graph that cannot be compiled must not keep the others from it: trace on.
-            total.failures.append(str(error))
+            total.failures.append(_said(error))
             return run_eagerly(gm)
 
-    trace(session.target, compile_graph=compile_one, name=name, record=report.add_phase)
-    total.failures += [str(error) for error in settle(context)]
-    session.service.drain(world.knobs.wait_seconds)
+    try:
+        trace(session.target, compile_graph=compile_one, name=name, record=report.add_phase)
+    finally:  # what was traced before an error is worth keeping
+        total.failures += [_said(error) for error in settle(context)]
+        session.service.drain(world.knobs.wait_seconds)
     tell_uncached(report, world.notices)
-    if not report.graphs["total"]:
+    if not report.graphs["total"] and not total.failures:
         raise NothingTraced(name)
     total.add(report.graphs, session.tally.kernels())
+
+
+def _said(error: Exception) -> str:
+    """Return an error's message, with its type where the message alone would say little."""
+    plain = isinstance(error, ArithmeticError | AssertionError | LookupError | TypeError)
+    return f"{type(error).__name__}: {error}" if plain or not str(error) else str(error)

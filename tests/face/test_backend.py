@@ -1,0 +1,157 @@
+"""The torch backend: what it compiles, and what it does when it cannot."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+torch._dynamo.config.suppress_errors = False
+
+
+@pytest.fixture
+def backend(monkeypatch, tmp_path):
+    """The backend over a store and a farm of its own, with fresh notices."""
+    monkeypatch.setenv("KERNELFARM_FARM", "0")
+    from kernelfarm import backend, compose
+    from kernelfarm.cache.store import MemoryStore
+    from kernelfarm.inline import InlineFarm
+    from kernelfarm.notices import Notices
+    from kernelfarm.tally import Tally
+
+    said: list[str] = []
+    monkeypatch.setattr(backend, "NOTICES", Notices(said.append))
+    monkeypatch.setattr(backend, "TALLY", Tally())
+    monkeypatch.setattr(
+        backend,
+        "shared_world",
+        lambda knobs: compose.World(knobs, backend.NOTICES, MemoryStore(), InlineFarm()),
+    )
+    backend.said = said
+    torch._dynamo.reset()
+    yield backend
+    torch._dynamo.reset()
+
+
+def small(x: torch.Tensor) -> torch.Tensor:
+    """Something to fuse, with a reduction."""
+    return torch.softmax(x * 2 + 1, dim=-1)
+
+
+def compiled(backend, **options):
+    """The function under torch.compile with our backend."""
+    return torch.compile(small, backend=backend.kernelfarm, options=options, dynamic=False)
+
+
+def test_kernels_run_by_the_interpreter_give_eagers_values(backend):
+    """On CPU tensors with the interpreter, the compiled function computes what eager does."""
+    x = torch.randn(16, 40)
+    got = compiled(backend, interpret=True, strict=True)(x)
+    torch.testing.assert_close(got, small(x), rtol=1e-5, atol=1e-6)
+    assert backend.said == []
+
+
+def test_a_graph_without_a_gpu_tensor_runs_eagerly_with_one_notice(backend):
+    """CPU code is not generated: the graph runs as it is, and a person hears of it once."""
+    x = torch.randn(4, 8)
+    run = compiled(backend)
+    assert torch.equal(run(x), small(x))
+    assert torch.equal(run(torch.ones(5, 8)), small(torch.ones(5, 8)))
+    assert len(backend.said) == 1
+    assert "run eagerly" in backend.said[0]
+
+
+def test_a_failure_of_ours_runs_the_graph_eagerly(backend, monkeypatch):
+    """A compiler that fails costs one notice and a counter, and the result is right."""
+
+    def fail(*_):
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(backend, "compile_graph", fail)
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(compiled(backend, interpret=True)(x), small(x))
+    assert backend.NOTICES.counts() == {"eager_RuntimeError": 1}
+    assert "a bug of ours" in backend.said[0]
+
+
+def test_a_failure_before_the_graph_runs_it_eagerly_too(backend, monkeypatch):
+    """A store, toolchain or tracer that raises ends no job."""
+
+    def fail(*_, **__):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(backend, "compile_fx", fail)
+    x = torch.randn(4, 8)
+    assert torch.equal(compiled(backend, interpret=True)(x), small(x))
+    assert backend.NOTICES.counts() == {"eager_OSError": 1}
+
+
+def test_a_backward_that_cannot_be_compiled_runs_eagerly(backend, monkeypatch):
+    """The backward graph is compiled inside the user's backward(), which must not fail for it."""
+    real = backend.compile_graph
+    seen = []
+
+    def only_forward(gm, inputs, context):
+        seen.append(gm)
+        if len(seen) > 1:
+            raise RuntimeError("no backward today")
+        return real(gm, inputs, context)
+
+    monkeypatch.setattr(backend, "compile_graph", only_forward)
+    x = torch.randn(4, 8, requires_grad=True)
+    y = torch.randn(4, 8, requires_grad=True)
+    y.data.copy_(x.data)
+    compiled(backend, interpret=True)(x).square().sum().backward()
+    small(y).square().sum().backward()
+    assert len(seen) == 2
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_strict_raises_what_went_wrong(backend, monkeypatch):
+    """With the strict knob the failure itself reaches the caller."""
+
+    def fail(*_):
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(backend, "compile_graph", fail)
+    with pytest.raises(Exception, match="a bug of ours"):
+        compiled(backend, interpret=True, strict=True)(torch.randn(4, 8))
+
+
+def test_a_misspelt_option_is_an_error_that_names_the_right_one(backend):
+    """An option that no knob is called is refused."""
+    with pytest.raises(Exception, match="did you mean strict"):
+        compiled(backend, stirct=True)(torch.randn(4, 8))
+
+
+def test_without_a_gpu_and_a_target_the_message_says_what_to_set(backend, monkeypatch):
+    """Asking for GPU code where there is no GPU names the settings that help."""
+    from kernelfarm.errors import NoTarget
+    from kernelfarm.knobs import resolve
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(NoTarget, match="KERNELFARM_TARGET"):
+        backend.live_target(resolve({}, environ={}))
+
+
+def test_torch_finds_the_backend_by_name(backend):
+    """The entry point of an installed kernelfarm leads to this function."""
+    from importlib.metadata import entry_points
+
+    found = [point for point in entry_points(group="torch_dynamo_backends", name="kernelfarm")]
+    if not found:
+        pytest.skip("kernelfarm is not installed in this environment")
+    assert found[0].load() is backend.kernelfarm
+
+
+def test_notices_go_to_the_logger_and_never_to_warnings(caplog):
+    """A job that turns warnings into errors does not die of a notice."""
+    from kernelfarm.notices import Notices
+
+    notices = Notices()
+    with caplog.at_level(logging.WARNING, logger="kernelfarm"):
+        notices.tell("reason", "50% of a store is gone")
+        notices.tell("reason", "50% of a store is gone")
+    assert [record.getMessage() for record in caplog.records] == ["50% of a store is gone"]
+    assert notices.counts() == {"reason": 2}
