@@ -15,14 +15,13 @@ from torch.fx import GraphModule
 
 from ..seam.target import Target
 from .choices import make_choices
+from .clock import Recorder, backend_took
 from .decomposition import decomposition_table
 from .tidy import tidy
 
 GraphKind = Literal["inference", "forward", "backward"]
 #: A compiled graph: takes one list of inputs, empties it, returns a list of outputs.
 Boxed = Callable[[list[Any]], list[Any]]
-#: Receives a phase's name and its seconds; phases: "aot" (without compile_graph), "compile_graph".
-Recorder = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,36 +71,41 @@ def compile_fx(
 
     Dynamo's graph is changed in place by the choices that eager would make by looking at the
     device. AOTAutograd then traces it; each resulting graph (one for inference, a forward and a
-    backward one for training) goes to ``compile_graph``. ``record`` is told the seconds.
+    backward one for training) goes to ``compile_graph``. ``record`` is told the seconds of "aot"
+    (without compile_graph's) and "compile_graph"; for Dynamo's own see `clock.watch_dynamo`.
     Errors of AOTAutograd and of ``compile_graph`` pass through.
     """
     inner = _Stopwatch()
 
-    def compiler(kind: GraphKind) -> Callable[[GraphModule, Sequence[Any]], Boxed]:
-        def compile_one(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
-            tidy(graph)
+    def compiler(kind: GraphKind) -> Any:
+        def compile_one(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+            tidy(gm)
             with inner.running():
-                return _boxed(compile_graph(graph, inputs, GraphInfo(kind, _static(kind))), kind)
+                info = GraphInfo(kind, _static(kind))
+                return _boxed(compile_graph(gm, example_inputs, info), kind)
 
         return compile_one
 
     started = time.perf_counter()
-    make_choices(gm, target)
-    compiled = aot_module_simplified(
-        gm,
-        example_inputs,
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler("inference"),
-        partition_fn=min_cut_rematerialization_partition,
-        decompositions=decomposition_table(),
-        # Written-back inputs are AOTAutograd's epilogue, so that our graphs stay functional.
-        keep_inference_input_mutations=False,
-    )
-    if record is not None:
-        record("aot", time.perf_counter() - started - inner.seconds)
-        record("compile_graph", inner.seconds)
-    return compiled
+    try:
+        make_choices(gm, target)
+        return aot_module_simplified(
+            gm,
+            example_inputs,
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"),
+            partition_fn=min_cut_rematerialization_partition,
+            decompositions=decomposition_table(),
+            # Written-back inputs are AOTAutograd's epilogue, so that our graphs stay functional.
+            keep_inference_input_mutations=False,
+        )
+    finally:
+        seconds = time.perf_counter() - started
+        backend_took(seconds)
+        if record is not None:
+            record("aot", seconds - inner.seconds)
+            record("compile_graph", inner.seconds)
 
 
 def _boxed(run: Boxed, kind: GraphKind) -> Boxed:

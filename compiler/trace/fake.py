@@ -27,7 +27,8 @@ from torch.utils._pytree import tree_leaves
 from ..seam.target import Target
 from .answers import answering_for
 from .attention import attend
-from .dynamo import Boxed, GraphCompiler, GraphInfo, Recorder, compile_fx
+from .clock import Recorder
+from .dynamo import Boxed, GraphCompiler, GraphInfo, compile_fx
 from .errors import FunctionFailed, NotTraceable, TraceError
 from .moving import FakeCopier, movable_modules, tensors_of
 from .shim import ensure_device_guard, pretended_accelerator

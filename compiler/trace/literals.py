@@ -28,7 +28,9 @@ def replace_literals(graph: Graph) -> int:
 
 
 def _replace(node: Node) -> bool:
-    keywords = {name: value for name, value in node.kwargs.items() if value not in (None, False)}
+    keywords: dict[str, Any] = {
+        name: value for name, value in node.kwargs.items() if value not in (None, False)
+    }
     if not keywords.keys() <= _KEYWORDS or not _on_gpu(keywords.get("device")):
         return False
     data = node.args[0]
@@ -38,7 +40,7 @@ def _replace(node: Node) -> bool:
         value = torch.tensor(data, dtype=keywords.get("dtype"))
     if value.numel() > 1:
         return False
-    where = {"dtype": value.dtype, "device": keywords["device"]}
+    where: dict[str, Any] = {"dtype": value.dtype, "device": keywords["device"]}
     if value.numel() == 0:
         node.target, node.args = torch.empty, (tuple(value.shape),)
     else:
@@ -48,7 +50,9 @@ def _replace(node: Node) -> bool:
 
 
 def _on_gpu(device: Any) -> bool:
-    return device is not None and not isinstance(device, Node) and torch.device(device).type == "cuda"
+    return (
+        device is not None and not isinstance(device, Node) and torch.device(device).type == "cuda"
+    )
 
 
 def _is_literal(data: Any) -> bool:

@@ -131,9 +131,7 @@ class FakeCopier:
         if isinstance(real, FakeTensor) and real.device == device:
             return real
         with self._mode:
-            return torch.empty_strided(
-                real.size(), real.stride(), dtype=real.dtype, device=device
-            )
+            return torch.empty_strided(real.size(), real.stride(), dtype=real.dtype, device=device)
 
     def module(self, module: nn.Module) -> nn.Module:
         """Return a copy of a module whose tensors are fake; the data is neither read nor copied."""
@@ -170,7 +168,7 @@ class FakeCopier:
         return self._known[id(original)][1]
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
-        """Return the function with the tensors and modules replaced that it closes over or names."""
+        """Return the function with the tensors and modules replaced that it refers to."""
         used = {name: function.__globals__.get(name) for name in function.__code__.co_names}
         kinds = (Tensor, nn.Module)
         renewed = {name: self.leaf(v) for name, v in used.items() if isinstance(v, kinds)}
