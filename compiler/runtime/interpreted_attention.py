@@ -113,7 +113,9 @@ def _forward(overload: Any) -> Operator:
         given = _named(overload, args, kwargs)
         _no_dropout(overload, given["dropout_p"])
         output, total = _attend(
-            *(_wide(given[name]) for name in ("query", "key", "value")),
+            _wide(given["query"]),
+            _wide(given["key"]),
+            _wide(given["value"]),
             _bias(given.get("attn_bias")),
             given["is_causal"],
             given["scale"],
@@ -138,7 +140,9 @@ def _backward(overload: Any) -> Operator:
         with torch.enable_grad():
             for tensor in wanted:
                 tensor.requires_grad_()
-            output, _ = _attend(*wanted[:3], bias, given["is_causal"], given["scale"])
+            output, _ = _attend(
+                wanted[0], wanted[1], wanted[2], bias, given["is_causal"], given["scale"]
+            )
             found = torch.autograd.grad(output, wanted, gradient)
         shapes = _shapes(overload, args, kwargs)
         pairs = zip(shapes, [*found, *([None] * (len(shapes) - len(found)))], strict=True)

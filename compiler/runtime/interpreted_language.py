@@ -15,6 +15,7 @@ the interpreter falls short of what our kernels need:
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import importlib
@@ -57,12 +58,11 @@ def language() -> Language:
         triton = importlib.import_module("triton")
         tl = importlib.import_module("triton.language")
         interpreter = importlib.import_module("triton.runtime.interpreter")
-        # The copy stays in interpreter mode; the process's environment is left alone.
-        triton.knobs.propagate_env = False
-        triton.knobs.runtime.interpret = True
         stubs = importlib.import_module("triton.language.extra.libdevice")
         externs = importlib.import_module("triton.language.extra.cuda.libdevice")
         _own_decorator(triton, interpreter)
+        triton.jit = _decorator(interpreter)
+        _complete_rewriting(tl, interpreter)
         _complete_builder(tl, interpreter)
         _complete_reductions(tl, interpreter)
         _patch_once(tl, interpreter)
@@ -112,6 +112,56 @@ def _load_devicelib() -> Any:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _decorator(interpreter: Any) -> Callable[..., Any]:
+    """Return a ``triton.jit`` for text that is executed when the copy is no longer importable."""
+
+    def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+        return interpreter.InterpretedFunction(function) if function is not None else jit
+
+    return jit
+
+
+def _complete_rewriting(tl: Any, interpreter: Any) -> None:
+    """Give ``and`` and ``or`` between tensors their compiled meaning: element by element."""
+
+    class Rewriter(interpreter.ASTTransformer):  # type: ignore[misc]
+        def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+            self.generic_visit(node)
+            operands = [
+                ast.Lambda(
+                    ast.arguments([], [], None, [], [], None, []), value
+                )  # constants still decide alone, so the right side may not be evaluated
+                for value in node.values
+            ]
+            name = "kernelfarm_and" if isinstance(node.op, ast.And) else "kernelfarm_or"
+            call = ast.Call(ast.Name(name, ast.Load()), list(operands), [])
+            return ast.copy_location(call, node)
+
+        def visit_Assign(self, node: ast.Assign) -> ast.AST:
+            node.value = self.visit(node.value)  # triton 3.6 does not look inside
+            rewritten: ast.AST = super().visit_Assign(node)
+            return rewritten
+
+    def fold(method: str, stops: Callable[[Any], bool]) -> Callable[..., Any]:
+        def run(*operands: Callable[[], Any]) -> Any:
+            value = operands[0]()
+            for operand in operands[1:]:
+                if isinstance(value, tl.tensor):
+                    value = getattr(value, method)(operand())
+                elif stops(value):
+                    return value
+                else:
+                    value = operand()
+            return value
+
+        return run
+
+    # The rewriter hands the interpreter module's globals to every function that it rewrites.
+    interpreter.kernelfarm_and = fold("logical_and", lambda value: not value)
+    interpreter.kernelfarm_or = fold("logical_or", bool)
+    interpreter.FunctionRewriter.ast_transformer = Rewriter()
 
 
 def _patch_once(tl: Any, interpreter: Any) -> None:
