@@ -23,7 +23,7 @@ from .request import CompileRequest
 from .sandbox import Sandbox, sandbox
 from .target import Target
 from .toolchain import current_toolchain
-from .versions import line_info, pipeline_stages, ptxas_release
+from .versions import instrumented, pipeline_stages, pristine, ptxas_release
 
 #: Told each stage ("parse", "ttgir", "llir", "ptx", "cubin", "validate") before it begins, so that
 #: a crash is known by the stage it happened in.
@@ -53,14 +53,14 @@ def back_half(
 
     Raises BackHalfError with the failing stage and the compiler's output, ToolchainMismatch where
     this process has another compiler than the request names, LibraryMissing or OptionsError where
-    the options cannot be rebuilt here.
+    the options cannot be rebuilt here. An OSError is this machine's trouble, not the kernel's.
     """
     here = current_toolchain(request.target, request.toolchain.identity)
     if differences := request.toolchain.differences(here):
         raise ToolchainMismatch(request.entry, differences)
     parsed = rebuild_options(request.options, request.entry)
-    off = (f"env.{LINE_INFO}", "1") in request.toolchain.parts
-    with sandbox(request.ttir) as box, line_info(off):
+    line_info = (f"env.{LINE_INFO}", "0") in request.toolchain.parts
+    with sandbox(request.ttir) as box, pristine(line_info):
         return _compile(request, parsed, box, on_stage or _ignore, keep_ptx)
 
 
@@ -80,6 +80,10 @@ def _compile(
     request: CompileRequest, parsed: Any, box: Sandbox, on_stage: OnStage, keep_ptx: bool
 ) -> Artifact:
     backend = backend_of(request.target)
+    if instrumented(backend):
+        raise BackHalfError(
+            request.entry, "start", "a profiler instruments this process's compiles"
+        )
     metadata: dict[str, Any] = dict(vars(parsed), target=backend.target)
     made: dict[str, Any] = {}
     stage = "parse"
@@ -93,8 +97,8 @@ def _compile(
         stage = "validate"
         on_stage(stage)
         return _artifact(request, made, metadata, keep_ptx)
-    except SeamError:
-        raise
+    except (SeamError, OSError, MemoryError):
+        raise  # a full disk or a missing assembler says nothing about the kernel
     except Exception as error:
         log = "\n".join(part for part in (f"{type(error).__name__}: {error}", box.log()) if part)
         raise BackHalfError(request.entry, stage, log) from error

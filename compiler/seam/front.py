@@ -17,8 +17,9 @@ from .errors import FrontHalfError
 from .options import Options, backend_of, rebuild_options
 from .request import Attributes, CompileRequest, Constexprs, Signature, SourceRequest
 from .target import Target
-from .toolchain import Toolchain, devicelib_digest
-from .versions import interpreting, pipeline_stages
+from .toolchain import Toolchain
+from .toolchain import devicelib_digest as devicelib_digest
+from .versions import interpreting, pipeline_stages, pristine
 
 #: The module name that emitted kernels get; it is not in sys.modules, which keeps inspect quick.
 _MODULE = "kernelfarm_kernel"
@@ -44,15 +45,16 @@ def front_half(request: SourceRequest) -> CompileRequest:
             request.entry, "environment", "TRITON_INTERPRET is set: unset it to compile"
         )
     kernel = load_kernel(request.text, request.entry)
-    return front_half_jit(
-        kernel,
-        request.signature,
-        request.constexprs,
-        request.attributes,
-        request.options,
-        request.target,
-        request.toolchain,
-    )
+    with pristine():
+        return front_half_jit(
+            kernel,
+            request.signature,
+            request.constexprs,
+            request.attributes,
+            request.options,
+            request.target,
+            request.toolchain,
+        )
 
 
 def front_half_jit(

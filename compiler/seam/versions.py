@@ -77,25 +77,60 @@ def pipeline_stages(backend: Any, options: Any) -> dict[str, Callable[[Any, dict
     return stages
 
 
+_pristine_lock = threading.Lock()
+#: How many compiles of this process are inside `pristine`, and what the first laid aside.
+_inside = 0
+_laid_aside: list[dict[Any, Any]] = []
+
+
 @contextmanager
-def line_info(off: bool) -> Iterator[None]:
-    """Compile with line info off or on, whatever the environment says.
+def pristine(line_info: bool | None = None) -> Iterator[None]:
+    """Compile as the environment says and in no other way, with line info on, off or as it says.
 
-    The knob is set beside the environment: changing that is not safe where other threads run.
+    A knob that was set in this process only, or an instrumentation that a profiler registered,
+    is not in the key. Both are laid aside, and laid back when the last thread leaves. Line info
+    is set beside the environment, because changing that is not safe where other threads run.
     """
-    from triton import knobs
-
-    state = vars(knobs.compilation)
-    absent = object()
-    before = state.get("disable_line_info", absent)
-    state["disable_line_info"] = off
+    global _inside, _laid_aside
+    places = _process_settings()
+    with _pristine_lock:
+        if _inside == 0:
+            _laid_aside = [dict(place) for place in places]
+            for place in places:
+                place.clear()
+        _inside += 1
+        if line_info is not None:
+            places[0]["disable_line_info"] = not line_info
     try:
         yield
     finally:
-        if before is absent:
-            state.pop("disable_line_info", None)
-        else:
-            state["disable_line_info"] = before
+        with _pristine_lock:
+            _inside -= 1
+            if _inside == 0:
+                for place, content in zip(places, _laid_aside, strict=True):
+                    place.clear()
+                    place.update(content)
+
+
+#: Groups of triton.knobs that code generation reads; line info is in the first.
+_CODEGEN_KNOBS = ("compilation", "nvidia", "amd", "language")
+
+
+def _process_settings() -> list[dict[Any, Any]]:
+    """Return the knob groups' own values, and where instrumentations register (triton 3.9)."""
+    from triton import knobs
+
+    places = [vars(getattr(knobs, name)) for name in _CODEGEN_KNOBS]
+    try:
+        from triton import _instrumentation
+    except ImportError:
+        return places
+    return [*places, _instrumentation._callbacks]
+
+
+def instrumented(backend: Any) -> bool:
+    """Say whether a profiler has put an instrumentation on the backend's class (triton 3.6)."""
+    return getattr(type(backend), "instrumentation", None) is not None
 
 
 def ptxas_release(arch: int) -> tuple[int, int]:

@@ -19,6 +19,7 @@ import pytest
 
 from kernelfarm.compiler.seam import options as options_module
 from kernelfarm.compiler.seam.back import back_half, minimum_driver, warm_up
+from kernelfarm.compiler.seam.device import architectures
 from kernelfarm.compiler.seam.environment import codegen_environment
 from kernelfarm.compiler.seam.errors import (
     BackHalfError,
@@ -31,7 +32,7 @@ from kernelfarm.compiler.seam.installation import triton_root, triton_version
 from kernelfarm.compiler.seam.options import find_library, rebuild_options
 from kernelfarm.compiler.seam.request import Artifact, SourceRequest
 from kernelfarm.compiler.seam.target import Target
-from kernelfarm.compiler.seam.versions import parse_version, ptxas_names
+from kernelfarm.compiler.seam.versions import parse_version, pristine, ptxas_names
 
 MakeRequest = Callable[..., SourceRequest]
 
@@ -191,6 +192,59 @@ def test_a_stages_hook_of_the_process_is_left_out(make_request: MakeRequest) -> 
         assert knobs.runtime.add_stages_inspection_hook is hook
     finally:
         knobs.runtime.add_stages_inspection_hook = None
+
+
+def test_knobs_set_in_this_process_only_do_not_count(make_request: MakeRequest) -> None:
+    """What is neither in the environment nor in the request has no influence, and is kept."""
+    from triton import knobs
+
+    request = front_half(make_request("kf_reduction"))
+    plain = back_half(request)
+    before, knobs.propagate_env = knobs.propagate_env, False
+    try:
+        knobs.nvidia.disable_ptxas_opt = True
+        assert front_half(make_request("kf_reduction")) == request
+        assert back_half(request) == plain
+        assert knobs.nvidia.disable_ptxas_opt
+    finally:
+        del knobs.nvidia.disable_ptxas_opt
+        knobs.propagate_env = before
+
+
+def test_compiles_in_two_threads_restore_the_process(make_request: MakeRequest) -> None:
+    """However two compiles overlap, the process's own settings are back when both are done."""
+    from triton import knobs
+
+    assert "disable_line_info" not in vars(knobs.compilation)
+    first, second = pristine(line_info=False), pristine(line_info=False)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert knobs.compilation.disable_line_info
+    second.__exit__(None, None, None)
+    assert "disable_line_info" not in vars(knobs.compilation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [f"{backend}:{arch}" for backend, arch in architectures()])
+def test_every_architecture_of_the_table_compiles(make_request: MakeRequest, arch: str) -> None:
+    """What `Target.parse` accepts can be compiled for."""
+    made = back_half(front_half(make_request("kf_reduction", arch)))
+    assert made.registers > 0
+
+
+def test_a_full_disk_is_no_fault_of_the_kernel(
+    make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operating system's error passes as what it is, so that nobody quarantines the key."""
+    request = front_half(make_request())
+
+    def full(*args: object, **more: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
+    with pytest.raises(OSError, match="No space"):
+        back_half(request)
 
 
 def test_debug_kernels_compile_from_their_full_text(make_request: MakeRequest) -> None:

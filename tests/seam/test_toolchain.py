@@ -78,6 +78,7 @@ class Identify:
         self._patch.setattr(toolchain, "triton_root", lambda: fake.root)
         installation._version_text.cache_clear()
         toolchain._compiler_digest.cache_clear()
+        toolchain._release_digest.cache_clear()
         self._runs += 1
         memo = self._memo / str(self._runs)
         return current_toolchain(target, identity, environ or {}, memo_dir=memo)  # type: ignore[arg-type]
@@ -205,6 +206,17 @@ def test_release_is_equal_for_the_wheels_of_one_version(tmp_path: Path, identify
         assert one == two
         assert one.key_parts()[0] == ("toolchain.identity", b"release")
         assert identify(first, target) != identify(second, target)
+
+
+def test_release_tells_builds_of_one_version_apart(tmp_path: Path, identify: Identify) -> None:
+    """A private build that kept the version number, with its own RECORD, is another release."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    first, second = FakeTriton(tmp_path / "one", "3.6.0"), FakeTriton(tmp_path / "two", "3.6.0")
+    second.write("compiler/code_generator.py", b"generate otherwise")
+    second.publish()
+    changed = identify(first, identity="release").differences(identify(second, identity="release"))
+    assert [name for name, _, _ in changed] == ["toolchain.sources"]
 
 
 @pytest.mark.parametrize("change", ["changed", "added", "removed", "no record"])
