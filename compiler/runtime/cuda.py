@@ -20,6 +20,11 @@ from .driver_launcher import load_with_driver
 from .static_launcher import can_launch, load_static, static_launcher_class
 
 _log = logging.getLogger("kernelfarm.runtime")
+# The bare C functions: their Python wrappers cost a microsecond each, once per call.
+_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+    lambda index: torch.cuda.current_stream(index).cuda_stream
+)
 _empty_strided_cuda = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
 
@@ -34,8 +39,8 @@ class CudaRuntime:
     def __init__(self, *, static: bool = True, driver: driver_api.Driver | None = None) -> None:
         self._static = static_launcher_class() if static else None
         self._driver = driver
-        self.current_device: Callable[[], int] = torch._C._cuda_getDevice
-        self.raw_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        self.current_device: Callable[[], int] = _current_device
+        self.raw_stream: Callable[[int], int] = _raw_stream
         self.empty: Callable[..., torch.Tensor] = _empty_strided_cuda or _empty
         if driver is None:
             torch.cuda.init()

@@ -55,7 +55,7 @@ class Language:
 def language() -> Language:
     """Return the interpreted language, importing it at the first call (0.2 s)."""
     with _lock, _private_modules():
-        triton = importlib.import_module("triton")
+        triton: Any = importlib.import_module("triton")
         tl = importlib.import_module("triton.language")
         interpreter = importlib.import_module("triton.runtime.interpreter")
         stubs = importlib.import_module("triton.language.extra.libdevice")

@@ -54,7 +54,7 @@ def call(args):
     del top, top1
     full = _op2([2, (s0 + 1)], _inf, dtype=_dt_float32, device=_device, layout=_mf_strided, pin_memory=None)
     return [buf2, top0, full, table.clone(), None, 7, s0]
-"""
+"""  # noqa: E501
 
 
 def test_the_sample_prints_like_this(sample: host.HostProgram) -> None:

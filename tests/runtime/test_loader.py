@@ -241,7 +241,7 @@ def test_layout_assertions(double: SourceRequest) -> None:
     )
     call = load(program)
     call([torch.zeros(8, 4)])
-    with pytest.raises(LayoutError, match="x was traced contiguous.*found"):
+    with pytest.raises(LayoutError, match=r"x was traced contiguous.*found"):
         call([torch.zeros(4, 8).t()])
 
 
