@@ -19,6 +19,7 @@ import contextlib
 import os
 import re
 import struct
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,10 +41,13 @@ _POINTER_MAGIC = b"KFL1"
 _NAME = re.compile(r"gen-(\d{8})\.(\d{1,15})\.mdb")
 _META = struct.Struct("<QHHIIIQQ")
 _DB = struct.Struct("<IHHQQQQQ")
+_META_END = struct.Struct("<QQ")
+_META_BYTES = _META.size + 2 * _DB.size + _META_END.size
 _META_MAGIC = 0xBEEFC0DE
 _META_FLAG = 0x08
 _NO_PAGE = 0xFFFFFFFFFFFFFFFF
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+#: LMDB takes the page size of the machine.
+PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Damaged(Exception):
@@ -215,19 +219,12 @@ class Generation:
         return bytes(view)
 
     def _check_room(self, items: Sequence[tuple[bytes, bytes]]) -> None:
-        pages = self._env.info()["last_pgno"] + 1
-        beside_bytes = 0
-        for _, data in items:
-            if len(data) > self.max_inline:
-                beside_bytes += len(data)
-            else:
-                # Its overflow pages, and its share of copied tree pages.
-                pages += (len(data) + 16) // _PAGE + 4
-        if beside_bytes:
+        needed = (self._env.info()["last_pgno"] + 1) * PAGE + room_for(items, self.max_inline)
+        if any(len(data) > self.max_inline for _, data in items):
             for path in beside(self._directory, self.name):
                 with contextlib.suppress(OSError):
-                    beside_bytes += path.stat().st_size
-        if pages * _PAGE + beside_bytes > self.name.size - self.max_inline:
+                    needed += path.stat().st_size
+        if needed > self.name.size - self.max_inline:
             raise Full(f"{self.path} is full")
 
     @contextlib.contextmanager
@@ -265,6 +262,18 @@ def max_inline(size: int) -> int:
     return min(MAX_INLINE, size // 16)
 
 
+def room_for(items: Iterable[tuple[bytes, bytes]], inline: int) -> int:
+    """Return the bytes that a batch takes at most, in LMDB and beside it."""
+    total = 8 * PAGE  # the tree pages that a transaction copies whatever it holds
+    for _, data in items:
+        if len(data) > inline:
+            total += len(data)
+        else:
+            # Its own pages, a leaf that is copied and one that is split off.
+            total += (-(-(len(data) + 16) // PAGE) + 2) * PAGE
+    return total
+
+
 def beside(directory: Path, name: GenerationName) -> list[Path]:
     """Return the files of a generation's long values."""
     prefix = f"{name.number:08d}-"
@@ -297,24 +306,38 @@ def _open_lmdb(path: Path, size: int) -> Any:
 
 
 def _check_metas(fd: int, size: int) -> None:
-    for number in (0, 1):
-        page = os.pread(fd, 16 + 24 + 2 * _DB.size + 16, number * _PAGE)
-        try:
-            pgno, _, flags, _, magic, version, _, map_size = _META.unpack_from(page)
-            free = _DB.unpack_from(page, _META.size)
-            main = _DB.unpack_from(page, _META.size + _DB.size)
-            last, _ = struct.unpack_from("<QQ", page, _META.size + 2 * _DB.size)
-        except struct.error:
-            raise Damaged("cut_short", f"meta page {number} is not there") from None
-        sound = (
-            (pgno, magic, version & 0xFFFF) == (number, _META_MAGIC, 1)
-            and flags & _META_FLAG
-            and map_size == size
-            and free[0] == _PAGE
-            and 0 < last < size // _PAGE
-            and all(root == _NO_PAGE or 1 < root <= last for root in (free[7], main[7]))
-            and free[2] < 32
-            and main[2] < 32
-        )
-        if not sound:
-            raise Damaged("structure", f"meta page {number} is damaged")
+    """Raise Damaged unless both meta pages are sound and of neighbouring transactions."""
+    fault = ""
+    for pause in (0.0, 0.001, 0.004, 0.016):
+        if pause:  # what is being written just now may look torn
+            time.sleep(pause)
+        pages = [os.pread(fd, _META_BYTES, number * PAGE) for number in (0, 1)]
+        transactions = [_sound_meta(page, number, size) for number, page in enumerate(pages)]
+        if None in transactions:
+            fault = f"meta page {transactions.index(None)} is damaged"
+        elif abs(int(transactions[0] or 0) - int(transactions[1] or 0)) > 1:
+            fault = "the meta pages are of distant transactions"
+        else:
+            return
+    raise Damaged("structure", fault)
+
+
+def _sound_meta(page: bytes, number: int, size: int) -> int | None:
+    """Return the transaction that a meta page is of, or None if a field cannot be right."""
+    if len(page) < _META_BYTES:
+        return None
+    pgno, _, flags, _, magic, version, _, map_size = _META.unpack_from(page)
+    free = _DB.unpack_from(page, _META.size)
+    main = _DB.unpack_from(page, _META.size + _DB.size)
+    last, transaction = _META_END.unpack_from(page, _META.size + 2 * _DB.size)
+    sound = (
+        (pgno, magic, version & 0xFFFF) == (number, _META_MAGIC, 1)
+        and flags & _META_FLAG
+        and map_size == size
+        and free[0] == PAGE
+        and 0 < last < size // PAGE
+        and all(root == _NO_PAGE or 1 < root <= last for root in (free[7], main[7]))
+        and max(free[2], main[2]) < 32  # depths
+        and transaction % 2 in (number, number if transaction else 0)
+    )
+    return transaction if sound else None

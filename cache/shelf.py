@@ -52,7 +52,7 @@ class Shelf:
     def __init__(self, directory: Path, quota: int, keep: int, counters: Counters) -> None:
         self.directory = directory
         self.gate: Gate = Gate()
-        self._size = max(quota // keep, generation.MIN_SIZE) // 4096 * 4096
+        self._size = max(quota // keep, generation.MIN_SIZE) // generation.PAGE * generation.PAGE
         self._keep = keep
         self._counters = counters
         self._writing = FileLock(directory / "write.lock")
@@ -111,7 +111,7 @@ class Shelf:
             for attempt in range(4):
                 broken: list[tuple[Generation, Damaged]] = []
                 with self.gate:
-                    gens = self._current(fresh=True)
+                    gens = self._writable()
                     fresh = self._without_standing(gens, dict(items), standing, broken)
                     if not fresh:
                         return set()
@@ -253,6 +253,15 @@ class Shelf:
             self._seen = seen if settled else None
         return self._open
 
+    def _writable(self) -> tuple[Generation, ...]:
+        """Return the open generations if the newest one is among them or there is none yet."""
+        gens = self._current(fresh=True)
+        names = generation.listed(self.directory)
+        if names and (not gens or gens[0].name != names[0]):
+            # A new generation instead would push out the oldest, for no fault of any file.
+            raise Trouble("storage", f"{self.directory / str(names[0])} cannot be opened now")
+        return gens
+
     def _reopen(self, names: list[GenerationName]) -> None:
         held = {gen.name: gen for gen in self._open}
         gens: list[Generation] = []
@@ -278,7 +287,8 @@ class Shelf:
             self.gate.when_empty(gen.close)
 
     def _fits(self, items: Sequence[tuple[bytes, bytes]]) -> bool:
-        return sum(len(data) + 5 * 4096 for _, data in items) < self._size * 7 // 8
+        inline = generation.max_inline(self._size)
+        return generation.room_for(items, inline) < self._size - inline - 16 * generation.PAGE
 
     def _rotate(self, timeout: float) -> None:
         with self._listing, self._filing.hold(timeout):
