@@ -8,6 +8,7 @@ only a miss. Booleans are brought to one form and dropped at their default, so t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 
@@ -65,6 +66,9 @@ CONTENT_VARIABLES = (
     "TRITON_SWAP_MIR",
 )
 
+_TOOLS = frozenset({"TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"})
+_PATH_LISTS = frozenset({"TRITON_PLUGIN_PATHS", "LLVM_PASS_PLUGIN_PATH"})
+
 #: With one of these set, what comes out depends on files beside the compiler: never shared.
 LOCAL_VARIABLES = (
     "TRITON_KERNEL_OVERRIDE",
@@ -107,13 +111,39 @@ def codegen_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def codegen_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what a zygote for this environment is started with, beside PATH, HOME and TMPDIR.
 
-    It is exactly what the key holds, plus the file variables as paths. The default of fp fusion is
+    It is exactly what the key holds, plus the file variables as absolute paths, because a worker
+    has another working directory and another PATH. The default of fp fusion is
     pinned because Triton warns once per process when it is unset; requests always say it.
     """
     chosen = codegen_variables(environ)
-    chosen.update({name: environ[name] for name in CONTENT_VARIABLES if environ.get(name)})
+    for name in CONTENT_VARIABLES:
+        if paths := files_named(name, environ):
+            chosen[name] = os.pathsep.join(paths)
     chosen["TRITON_DEFAULT_FP_FUSION"] = "1"
     return dict(sorted(chosen.items()))
+
+
+def files_named(name: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the absolute paths that one of CONTENT_VARIABLES means, () where it is unset or empty.
+
+    A bare tool name is looked up in PATH, as starting it would; what is not found stays a path, so
+    that it counts as missing.
+    """
+    value = environ.get(name, "")
+    if name in _TOOLS and value and os.sep not in value:
+        import shutil
+
+        value = shutil.which(value, path=environ.get("PATH")) or value
+    texts = value.split(os.pathsep) if name in _PATH_LISTS else [value]
+    return tuple(os.path.abspath(text) for text in texts if text)
+
+
+def names_relative_files(environ: Mapping[str, str]) -> bool:
+    """Say whether a file variable means something else in another working directory."""
+    return any(
+        environ.get(name) and files_named(name, environ) != tuple(environ[name].split(os.pathsep))
+        for name in CONTENT_VARIABLES
+    )
 
 
 def wants_line_info(environ: Mapping[str, str]) -> bool:

@@ -17,6 +17,8 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .environment import names_relative_files
+
 #: The file name that TTIR is parsed under.
 TTIR_NAME = "kernel.ttir"
 
@@ -50,7 +52,8 @@ def sandbox(ttir: str) -> Iterator[Sandbox]:
         path = os.path.join(directory, TTIR_NAME)
         with open(path, "w", encoding="utf-8") as file:
             file.write(ttir)
-        if not alone():
+        # A file that the environment names relative to here must stay where it is.
+        if not alone() or names_relative_files(os.environ):
             yield Sandbox(directory, path, captured=False)
             return
         with _redirected(directory):

@@ -129,12 +129,10 @@ def _ptxas_parts(
     parts = []
     for name in ptxas_names(version, arch):
         variable = f"TRITON_{name.upper().replace('-', '_')}_PATH"
-        override = environ.get(variable)
         # Triton falls back on its own binary where the named one does not run, so with an
         # override both count: which of the two it was is then covered either way.
-        if override is not None:
-            content = digests.file(override) if os.path.isfile(override) else "missing"
-            parts.append((f"toolchain.{name}.override", content))
+        for override in environment.files_named(variable, environ):
+            parts.append((f"toolchain.{name}.override", _content(override, digests)))
         bundled = root / "backends" / "nvidia" / "bin" / name
         if bundled.is_file():
             parts.append((f"toolchain.{name}", digests.file(str(bundled))))
@@ -144,10 +142,8 @@ def _ptxas_parts(
 def _amd_parts(
     root: Path, identity: Identity, environ: Mapping[str, str], digests: FileDigests
 ) -> list[tuple[str, str]]:
-    override = environ.get("TRITON_AMD_CODEGEN_PATH")
-    if override is not None:
-        content = digests.file(override) if os.path.isfile(override) else "missing"
-        return [("toolchain.lld", content)]
+    for override in environment.files_named("TRITON_AMD_CODEGEN_PATH", environ):
+        return [("toolchain.lld", _content(override, digests))]
     library = root / "backends" / "amd" / "lib" / "libtriton_amd_codegen.so"
     # Without that library the assembler and lld are inside libtriton, which the other parts name.
     if identity == "content" and library.is_file():
@@ -155,11 +151,15 @@ def _amd_parts(
     return [("toolchain.lld", "bundled")]
 
 
+def _content(path: str, digests: FileDigests) -> str:
+    return digests.file(path) if os.path.isfile(path) else "missing"
+
+
 def _plugin_parts(environ: Mapping[str, str], digests: FileDigests) -> list[tuple[str, str]]:
     parts = []
     for name in ("TRITON_PLUGIN_PATHS", "LLVM_PASS_PLUGIN_PATH", "TRITON_SWAP_MIR"):
-        if text := environ.get(name):
-            contents = [_tree_digest(path, digests) for path in text.split(os.pathsep) if path]
+        if paths := environment.files_named(name, environ):
+            contents = [_tree_digest(path, digests) for path in paths]
             parts.append((f"toolchain.file.{name}", ",".join(contents)))
     return parts
 

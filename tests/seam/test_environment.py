@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kernelfarm.compiler.seam.environment import (
     codegen_environment,
     codegen_variables,
+    files_named,
     is_local,
+    names_relative_files,
 )
 
 PLAIN = {"TRITON_DISABLE_LINE_INFO": "1"}
@@ -65,6 +72,46 @@ def test_paths_do_not_enter_a_key_but_reach_the_zygote() -> None:
         "TRITON_DISABLE_LINE_INFO": "1",
         "TRITON_PTXAS_PATH": "/opt/ptxas",
     }
+
+
+NAMES = [
+    "TRITON_DISABLE_LINE_INFO",
+    "TRITON_KERNEL_OVERRIDE",
+    "TRITON_SWAP_MIR",
+    "TRITON_PTXAS_PATH",
+    "TRITON_NOBODY_KNOWS_THIS",
+    "AMDGCN_USE_BUFFER_OPS",
+    "DISABLE_LLVM_OPT",
+    "PTXAS_OPTIONS",
+    "TRITON_CACHE_DIR",
+    "RANK",
+]
+VALUES = ["", "0", "1", "on", "OFF", " true ", "False", "/x/y", "licm,gvn"]
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(VALUES)))
+def test_a_zygote_keys_as_its_client_does(environ: dict[str, str]) -> None:
+    """Whatever the client has set, a process started with its zygote's environment agrees."""
+    zygote = codegen_environment(environ)
+    assert codegen_variables(zygote) == codegen_variables(environ)
+    assert is_local(zygote) == is_local(environ)
+    assert codegen_environment(zygote) == zygote
+    assert not names_relative_files(zygote)
+
+
+def test_a_tool_named_without_a_path_is_the_one_that_would_run(tmp_path: Path) -> None:
+    """A bare name is looked up in PATH, a relative one from here; the zygote gets the result."""
+    tool = tmp_path / "ptxas"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    bare = {"TRITON_PTXAS_PATH": "ptxas", "PATH": str(tmp_path)}
+    assert files_named("TRITON_PTXAS_PATH", bare) == (str(tool),)
+    assert codegen_environment(bare)["TRITON_PTXAS_PATH"] == str(tool)
+    relative = {"TRITON_PTXAS_PATH": os.path.relpath(tool)}
+    assert files_named("TRITON_PTXAS_PATH", relative) == (str(tool),)
+    assert names_relative_files(bare) and names_relative_files(relative)
+    assert not names_relative_files({"TRITON_PTXAS_PATH": str(tool)})
+    assert files_named("TRITON_PTXAS_PATH", {"TRITON_PTXAS_PATH": ""}) == ()
 
 
 def test_line_info_is_off_unless_it_was_asked_for() -> None:
