@@ -158,8 +158,8 @@ def program(spec: host.TensorSpec) -> host.HostProgram:
             (
                 host.Allocate("scaled", size),
                 host.KernelCall(0, (host.Ref("x"), host.Ref("scaled"), 1024, 3), host.GridSpec(4)),
-                host.ExternCall("sum", "aten.add.Tensor", (host.Ref("scaled"), host.Ref("c"))),
-                host.ExternCall("y", "aten.relu.default", (host.Ref("sum"),)),
+                host.ExternCall("total", "aten.add.Tensor", (host.Ref("scaled"), host.Ref("c"))),
+                host.ExternCall("y", "aten.relu.default", (host.Ref("total"),)),
             ),
             (host.Ref("y"),),
         )
