@@ -164,7 +164,7 @@ class ZygoteRunner:
 
     async def _read(self, zygote: Zygote) -> None:
         """Report what a zygote says until it ends."""
-        reason = ""
+        reason = trouble = ""
         reader, zygote.writer = await asyncio.open_connection(sock=zygote.connection)
         zygote.writer.writelines(zygote.early)
         frames = Frames()
@@ -174,7 +174,7 @@ class ZygoteRunner:
                     if not zygote.ended:
                         reason = self._take(zygote, unpack(body)) or reason
         except (OSError, BadFrame, KeyError) as error:
-            reason = f"{type(error).__name__}: {error}"
+            trouble = f"{type(error).__name__}: {error}"
         if zygote.ended:
             return
         del self._zygotes[zygote.name]
@@ -185,7 +185,8 @@ class ZygoteRunner:
             status = zygote.process.returncode
             self._report(ev.Lost(zygote.name, f"the zygote ended with status {status} {log}"))
         else:
-            self._report(ev.Unavailable(zygote.name, reason or log or "the zygote did not start"))
+            why = reason or log or trouble or "the zygote did not start"
+            self._report(ev.Unavailable(zygote.name, why))
 
     def _take(self, zygote: Zygote, message: dict[str, Any]) -> str:
         """Turn one message into a report; returns why the zygote is of no use, if it says so."""

@@ -49,7 +49,7 @@ def of(kind: type, instructions: list[ev.Instruction]) -> list[ev.Instruction]:
 
 def test_levels_are_those_of_the_compiler() -> None:
     """The farm's levels are the compiler's priorities, number for number."""
-    assert (ev.WAITING, ev.EMITTED, ev.AUTOTUNE, ev.SPECULATIVE) == tuple(Priority)
+    assert tuple(Priority) == (ev.WAITING, ev.EMITTED, ev.AUTOTUNE, ev.SPECULATIVE)
 
 
 def test_job_waits_for_its_environment() -> None:
