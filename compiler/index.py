@@ -245,9 +245,27 @@ def _collect(terms: Iterable[tuple[Atom, Size]], const: Size) -> Index:
     merged: dict[Atom, Size] = {}
     for atom, c in terms:
         merged[atom] = merged[atom] + c if atom in merged else c
+    whole = _rejoined(merged)
+    if whole is not None:
+        return whole + const
     kept = [(a, c) for a, c in merged.items() if c != 0]
     kept.sort(key=_order)
     return Index(tuple(kept), const)
+
+
+def _rejoined(merged: dict[Atom, Size]) -> Index | None:
+    """The same sum with one ``k * (x // k) + x % k`` turned back into ``x``, if there is one."""
+    for atom, c in merged.items():
+        if not isinstance(atom, Mod) or c == 0:
+            continue
+        quotient = floordiv(atom.base, atom.by)
+        if len(quotient.terms) != 1 or quotient.const != 0 or quotient.terms[0][1] != 1:
+            continue
+        whole = quotient.terms[0][0]
+        if whole in merged and merged[whole] == c * atom.by:
+            rest = tuple((a, k) for a, k in merged.items() if a not in (atom, whole))
+            return _collect((*rest, *atom.base.scale(c).terms), atom.base.const * c)
+    return None
 
 
 def const(value: Size) -> Index:

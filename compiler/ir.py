@@ -157,6 +157,20 @@ def is_dense(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
     return True
 
 
+def is_writable(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Whether no two elements share memory, except along dimensions of stride 0."""
+    if not is_static(*sizes, *strides):
+        return False
+    reach: Size = 0
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size == 1 or stride == 0:
+            continue
+        if stride <= reach:
+            return False
+        reach = reach + (size - 1) * stride
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Compute:
     """A loop nest that stores to one or more buffers."""

@@ -23,6 +23,7 @@ from ..ir import (
     View,
     cost_of,
     is_dense,
+    is_writable,
     same_layout,
 )
 from ..ops import INTS, ITEMSIZE, KERNEL_DTYPES
@@ -133,32 +134,37 @@ class Lowering:
 
         A view that already has them is returned as it is; otherwise one loop nest is added that
         stores the elements, its loops ordered so that the innermost runs along the smallest stride.
+        Strides may leave holes; where one is zero the elements along it are equal and stored once.
+        Other overlaps cannot be written and become contiguous.
         """
         if isinstance(tensor, View) and (
             strides is None or same_layout(tensor.sizes, tensor.strides, strides)
         ):
             return tensor
-        if strides is None or not is_dense(tensor.sizes, strides):
-            wanted = contiguous_strides(tensor.sizes)
-        else:
+        sizes = tensor.sizes
+        wanted = contiguous_strides(sizes)
+        if strides is not None and (is_dense(sizes, strides) or is_writable(sizes, strides)):
             wanted = strides
         # one tensor that two library calls read is stored once; the tensor is kept for its id
         known = self._realized.get((id(tensor), wanted))
         if known is not None:
             return known[1]
-        out = self.buffer(tensor.sizes, tensor.dtype, wanted)
-        self._realized[id(tensor), wanted] = (tensor, self.whole(out))
-        order = _loop_order(tensor.sizes, wanted)
-        loops = loop_vars("p", [tensor.sizes[d] for d in order])
-        index = [ZERO] * len(tensor.sizes)
+        repeats = [wanted[d] == 0 and sizes[d] != 1 for d in range(len(sizes))]
+        stored = tuple(1 if r else s for s, r in zip(sizes, repeats, strict=True))
+        out = self.buffer(stored, tensor.dtype, wanted)
+        order = _loop_order(stored, wanted)
+        loops = loop_vars("p", [stored[d] for d in order])
+        index = [ZERO] * len(sizes)
         for position, dim in enumerate(order):
             index[dim] = loops[position]
         recorder = Recorder()
         value = tensor.load(recorder, index)
         recorder.store(out.name, linear(index, wanted), value, out.dtype)
-        body = recorder.finish([tensor.sizes[d] for d in order])
+        body = recorder.finish([stored[d] for d in order])
         self.graph.nodes.append(Compute(out.name, body, self.origin()))
-        return self.whole(out)
+        view = View(out, sizes, wanted)
+        self._realized[id(tensor), wanted] = (tensor, view)
+        return view
 
     def reduce(
         self, kind: str, tensor: Tensor, dims: Sequence[int], **options: Any

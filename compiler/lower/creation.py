@@ -57,6 +57,7 @@ def ones(ctx: Lowering, *_arguments: Any, **_options: Any) -> Any:
     aten.empty.memory_format,
     aten.empty_like,
     aten.empty_strided,
+    aten.empty_permuted,
     aten.new_empty,
     aten.new_empty_strided,
 )

@@ -93,9 +93,7 @@ def _argument(ctx: Lowering, node: fx.Node, value: Any, source: Any) -> Any:
         case torch.layout() | torch.memory_format():
             return MemoryFormat(str(value).removeprefix("torch."))
         case tuple() | list():
-            return tuple(
-                _argument(ctx, node, v, s) for v, s in zip(value, source, strict=True)
-            )
+            return tuple(_argument(ctx, node, v, s) for v, s in zip(value, source, strict=True))
         case torch.SymInt():
             raise LoweringError(node.name, str(node.target), "a library call takes a symbolic size")
         case _:

@@ -30,9 +30,7 @@ aten = torch.ops.aten
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
-def position(
-    recorder: Recorder, value: int, size: Size, wraps: bool
-) -> tuple[Index, int | None]:
+def position(recorder: Recorder, value: int, size: Size, wraps: bool) -> tuple[Index, int | None]:
     """A value as an index below ``size``, and the condition under which it is (None: always)."""
     direct = _affine(recorder, value)
     if direct is not None:
@@ -65,9 +63,7 @@ def _affine(recorder: Recorder, value: int) -> Index | None:
             return None
 
 
-def read_at(
-    recorder: Recorder, source: Tensor, index: Sequence[Index], inside: int | None
-) -> int:
+def read_at(recorder: Recorder, source: Tensor, index: Sequence[Index], inside: int | None) -> int:
     """An element of ``source`` where ``inside`` holds; NaN or zero elsewhere."""
     if inside is None:
         return source.load(recorder, index)
@@ -220,5 +216,3 @@ def slice_scatter(
 
     costs = [cost_of(a), cost_of(source)]
     return Lazy(a.sizes, a.dtype, fn, sum(c for c, _ in costs) + 3, sum(r for _, r in costs))
-
-

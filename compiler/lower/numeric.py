@@ -69,11 +69,12 @@ def nextafter(ctx: Lowering, a: Tensor, b: Tensor) -> Any:
     return elementwise(ctx, (a, b), plain("nextafter"), compute=compute, cost=10)
 
 
-@lower(aten.bitwise_left_shift, aten.bitwise_right_shift)
+@lower(aten.bitwise_left_shift, aten.bitwise_right_shift, aten.__lshift__, aten.__rshift__)
 def shift(ctx: Lowering, a: Any, b: Any) -> Any:
     """Shift bits; by a negative or too large count everything is shifted out, the sign remains."""
     assert ctx.node is not None
-    left = ctx.node.target.overloadpacket is aten.bitwise_left_shift  # type: ignore[union-attr]
+    packet = ctx.node.target.overloadpacket  # type: ignore[union-attr]
+    left = packet in (aten.bitwise_left_shift, aten.__lshift__)
     compute = promoted(ctx, KIND.DEFAULT)
     if compute not in INTS:
         return NotImplemented

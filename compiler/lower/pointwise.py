@@ -122,8 +122,17 @@ def _register_table() -> None:
 
         def fn(ctx: Lowering, *args: Any, _name: str = name, _kind: KIND = kind) -> Any:
             compute = promoted(ctx, _kind)
-            if compute == "bool" and _name not in ("and", "or", "xor", "not", "maximum", "minimum",
-                                                   "eq", "ne", "mul"):
+            if compute == "bool" and _name not in (
+                "and",
+                "or",
+                "xor",
+                "not",
+                "maximum",
+                "minimum",
+                "eq",
+                "ne",
+                "mul",
+            ):
                 return _bool_as_int(ctx, _name, args)
             if compute == "bool" and _name == "mul":
                 _name = "and"
@@ -152,8 +161,10 @@ def add(ctx: Lowering, a: Any, b: Any, *, alpha: Any = 1) -> Any:
         a, b = b, a
     compute = promoted(ctx, KIND.DEFAULT)
     if compute == "bool":
-        return NotImplemented if alpha != 1 or name == "sub" else elementwise(
-            ctx, (a, b), plain("or"), compute="bool"
+        return (
+            NotImplemented
+            if alpha != 1 or name == "sub"
+            else elementwise(ctx, (a, b), plain("or"), compute="bool")
         )
 
     def emit(recorder: Recorder, values: list[int]) -> int:
@@ -259,9 +270,7 @@ def power(ctx: Lowering, a: Any, b: Any) -> Any:
 def where(ctx: Lowering, condition: Tensor, a: Any, b: Any) -> Any:
     """Choose elements by a condition."""
     compute = promoted(ctx, KIND.DEFAULT, positions=(1, 2))
-    return elementwise(
-        ctx, (condition, a, b), plain("where"), compute=("bool", compute, compute)
-    )
+    return elementwise(ctx, (condition, a, b), plain("where"), compute=("bool", compute, compute))
 
 
 @lower(aten.logical_and, aten.logical_or, aten.logical_xor, aten.logical_not)
@@ -310,6 +319,13 @@ def converted(ctx: Lowering, a: Tensor, dtype: str) -> Any:
 
     cost, reads = cost_of(a)
     return Lazy(a.sizes, dtype, fn, cost + 1, reads)
+
+
+@lower(aten.copy.default)
+def copy(ctx: Lowering, a: Tensor, source: Tensor, non_blocking: bool = False) -> Any:
+    """``source`` broadcast and converted to the shape and dtype of ``a``."""
+    value = converted(ctx, source, a.dtype)
+    return elementwise(ctx, (value,), lambda r, v: v[0], compute=a.dtype)
 
 
 @lower(aten._to_copy)

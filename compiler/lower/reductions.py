@@ -117,14 +117,19 @@ def any_(ctx: Lowering, a: Tensor, dim: Any = None, keepdim: bool = False) -> An
     kind = ctx.node.target.overloadpacket.__name__  # type: ignore[union-attr]
     out = ctx.out_dtype()
     flags = Lazy(a.sizes, "bool", lambda r, i: truth(r, a.load(r, i)), *cost_of(a))
-    (result,) = ctx.reduce(
-        kind, flags, all_dims(a, dim), compute="bool", out_dtypes=[out], keepdim=keepdim
-    )
+    # unlike all others, these two take an empty list as no dimension at all
+    dims = [] if isinstance(dim, (list, tuple)) and not dim else all_dims(a, dim)
+    (result,) = ctx.reduce(kind, flags, dims, compute="bool", out_dtypes=[out], keepdim=keepdim)
     return result
 
 
 def moments(
-    ctx: Lowering, a: Tensor, dims: list[int], correction: float, keepdim: bool, outs: list[str],
+    ctx: Lowering,
+    a: Tensor,
+    dims: list[int],
+    correction: float,
+    keepdim: bool,
+    outs: list[str],
     finish: Any,
 ) -> tuple[Any, ...]:
     """Mean and variance by Welford's method; ``finish(recorder, mean, variance)`` gives outputs."""
@@ -154,12 +159,15 @@ def var(
     by = 1.0 if correction is None else float(correction)
     outs = [a.dtype, a.dtype] if both else [a.dtype]
     results = moments(
-        ctx, a, all_dims(a, dim), by, keepdim, outs,
+        ctx,
+        a,
+        all_dims(a, dim),
+        by,
+        keepdim,
+        outs,
         lambda r, m, v: [v, m] if both else [v],
     )
     return results if both else results[0]
-
-
 
 
 @lower(aten.max.dim, aten.min.dim)

@@ -18,13 +18,9 @@ from .registry import lower
 aten = torch.ops.aten
 
 
-def statistics(
-    ctx: Lowering, a: Tensor, dim: int, compute: str
-) -> tuple[Tensor, Tensor]:
+def statistics(ctx: Lowering, a: Tensor, dim: int, compute: str) -> tuple[Tensor, Tensor]:
     """The maximum along ``dim`` and the sum of ``exp(a - maximum)``, both with size 1 there."""
-    (peak,) = ctx.reduce(
-        "max", a, [dim], compute=compute, out_dtypes=[compute], keepdim=True
-    )
+    (peak,) = ctx.reduce("max", a, [dim], compute=compute, out_dtypes=[compute], keepdim=True)
     shifted = Lazy(
         a.sizes,
         compute,

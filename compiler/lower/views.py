@@ -73,9 +73,7 @@ def reshape_mapping(source: tuple[Size, ...], result: tuple[Size, ...]) -> Mappi
     return mapping
 
 
-def _equal_volumes(
-    a: tuple[Size, ...], b: tuple[Size, ...]
-) -> list[tuple[list[int], list[int]]]:
+def _equal_volumes(a: tuple[Size, ...], b: tuple[Size, ...]) -> list[tuple[list[int], list[int]]]:
     """The dimensions of two shapes of equal volume in the smallest runs of equal volume."""
     left = [d for d, s in enumerate(a) if s != 1]
     right = [d for d, s in enumerate(b) if s != 1]
@@ -189,9 +187,7 @@ def flip(ctx: Lowering, a: Tensor, dims: Sequence[int]) -> Any:
     turned = {d % rank for d in dims} if rank else set()
 
     def mapping(index: Sequence[Index]) -> list[Index]:
-        return [
-            const(a.sizes[d] - 1) - i if d in turned else i for d, i in enumerate(index)
-        ]
+        return [const(a.sizes[d] - 1) - i if d in turned else i for d, i in enumerate(index)]
 
     return remapped(a, a.sizes, mapping)
 
@@ -278,5 +274,5 @@ def alias(ctx: Lowering, a: Tensor) -> Any:
 
 @lower(aten.clone, aten.lift_fresh_copy, aten.contiguous)
 def clone(ctx: Lowering, a: Tensor, *, memory_format: Any = None) -> Any:
-    """The same elements in memory of their own: lazy, so that no output shares an input's memory."""
+    """The same elements in memory of their own: lazy, so that no output shares an input's."""
     return remapped(a, a.sizes, lambda index: index)

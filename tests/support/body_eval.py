@@ -229,7 +229,7 @@ class BodyRun:
 
     def _reduce(self, stmt: Stmt, value: torch.Tensor) -> Any:
         space = self.sizes
-        flat = value.expand(space).reshape(*space[: self.rank], -1)
+        flat = value.expand(space).reshape(*space[: self.rank], math.prod(space[self.rank :]))
         shape = (*space[: self.rank], *([1] * (len(space) - self.rank)))
         results = tuple(r.reshape(shape) for r in _reduce(stmt.attrs[0], flat, stmt.dtype))
         return results[0] if len(results) == 1 else results
@@ -291,7 +291,11 @@ def execute(graph: LoweredGraph, inputs: Sequence[Any]) -> list[Any]:
 def trace(fn: Callable[..., Any], inputs: Sequence[Any], decompositions: Any = None) -> Any:
     """The ATen graph of a function on fake tensors, with our decompositions."""
     table = decomposition_table() if decompositions is None else decompositions
-    return make_fx(fn, decomposition_table=table, tracing_mode="fake")(*inputs)
+    pure = torch.func.functionalize(fn, remove="mutations")
+    tracer = make_fx(
+        pure, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True
+    )
+    return tracer(*inputs)
 
 
 def flat_outputs(result: Any) -> list[Any]:
@@ -308,22 +312,35 @@ TOLERANCE = {
 }
 
 
-def assert_same(got: Any, want: Any, context: str = "", strides: bool = True) -> None:
-    """Equal dtype, shape, layout and, within the dtype's tolerance, equal elements."""
+def assert_same(
+    got: Any, want: Any, context: str = "", tolerance: tuple[float, float] | None = None
+) -> None:
+    """Equal dtype, shape and, within the dtype's tolerance, equal elements."""
     if not isinstance(want, torch.Tensor):
         assert got == want, context
         return
     assert got.dtype == want.dtype, f"{context}: dtype {got.dtype}, eager has {want.dtype}"
     assert got.shape == want.shape, f"{context}: shape {got.shape}, eager has {want.shape}"
-    if strides and want.numel() > 0:
-        pairs = zip(want.shape, got.stride(), want.stride(), strict=True)
-        assert all(a == b for s, a, b in pairs if s > 1), (
-            f"{context}: strides {got.stride()}, eager has {want.stride()}"
-        )
-    rtol, atol = TOLERANCE.get(want.dtype, (0.0, 0.0))
+    rtol, atol = tolerance or TOLERANCE.get(want.dtype, (0.0, 0.0))
     torch.testing.assert_close(
         got, want, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"{context}: {m}"
     )
+
+
+def assert_layout(got: torch.Tensor, traced: torch.Tensor, context: str = "") -> None:
+    """The strides that the traced graph promised, where they matter."""
+    if got.numel() == 0:
+        return
+    pairs = zip(got.shape, got.stride(), traced.stride(), strict=True)
+    assert all(a == b for s, a, b in pairs if s > 1), (
+        f"{context}: strides {got.stride()}, traced {traced.stride()}"
+    )
+
+
+def traced_outputs(gm: Any) -> list[Any]:
+    """The fake values of a graph's outputs."""
+    (results,) = next(n for n in gm.graph.nodes if n.op == "output").args
+    return [n.meta["val"] if hasattr(n, "meta") else n for n in flat_outputs(results)]
 
 
 def check(
@@ -332,13 +349,17 @@ def check(
     fallbacks: Sequence[str] = (),
     strides: bool = True,
     decompositions: Any = None,
+    tolerance: tuple[float, float] | None = None,
 ) -> Lowering:
     """Lower, execute, compare with eager; only ``fallbacks`` may have become library calls."""
     want = flat_outputs(fn(*inputs))
-    lowering = Lowering(trace(fn, inputs, decompositions), device_type="cpu")
+    gm = trace(fn, inputs, decompositions)
+    lowering = Lowering(gm, device_type="cpu")
     got = execute(lowering.run(), inputs)
     assert len(got) == len(want)
-    for position, (g, w) in enumerate(zip(got, want, strict=True)):
-        assert_same(g, w, f"output {position}", strides)
+    for position, (g, w, t) in enumerate(zip(got, want, traced_outputs(gm), strict=True)):
+        assert_same(g, w, f"output {position}", tolerance)
+        if strides and isinstance(t, torch.Tensor):
+            assert_layout(g, t, f"output {position}")
     assert set(lowering.fallback_ops) <= set(fallbacks), lowering.fallback_ops
     return lowering
