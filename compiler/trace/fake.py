@@ -237,7 +237,7 @@ def _trace(
 
     started = time.perf_counter()
     try:
-        _run_compiled(subject, args, kind, backend)
+        _run_compiled(subject, args, kind, backend, graphs)
     except Exception as error:
         if refusals:  # Dynamo wraps what a backend raises; the caller wants it as it was
             raise refusals[0] from None
@@ -263,19 +263,29 @@ def _run_compiled(
     args: Sequence[Any] | Mapping[str, Any],
     kind: Mode,
     backend: Callable[..., Any],
+    graphs: list[str],
 ) -> None:
     # Code objects that were compiled before, for another target or for real tensors, would count
     # towards Dynamo's limit of recompilations; so would ours afterwards.
     torch._dynamo.reset()
     try:
-        with torch._dynamo.config.patch(suppress_errors=False, error_on_recompile=False):
+        with torch._dynamo.config.patch(suppress_errors=False), _backward_now():
             compiled = torch.compile(subject, backend=backend, dynamic=False)
             with torch.enable_grad() if kind == "train" else torch.no_grad():
                 outputs = compiled(**args) if isinstance(args, Mapping) else compiled(*args)
-                if kind == "train":
+                if graphs.count("backward") < graphs.count("forward"):
                     _backward(outputs)
     finally:
         torch._dynamo.reset()
+
+
+@contextlib.contextmanager
+def _backward_now() -> Iterator[None]:
+    """Have AOTAutograd compile a backward with its forward, and not hide that it failed."""
+    config: Any = torch._functorch.config
+    name = "force_non_lazy_backward_lowering"
+    with config.patch({name: True}) if hasattr(config, name) else contextlib.nullcontext():
+        yield
 
 
 def _cause(error: Exception) -> str:
@@ -288,7 +298,11 @@ def _cause(error: Exception) -> str:
 
 
 def _backward(outputs: Any) -> None:
-    """Run a backward from everything that has a gradient, as a loss would."""
+    """Run a backward from everything that has a gradient, as a loss would.
+
+    Needed only for a backward that AOTAutograd leaves for its first use. Autograd counts devices at
+    the first backward of a process, so after one that ran without the target's, this one fails.
+    """
     leaves = [t for t in tree_leaves(_plain(outputs)) if isinstance(t, Tensor) and t.requires_grad]
     if leaves:
         with pretended_accelerator():

@@ -28,6 +28,8 @@ _GUARD = Path(__file__).with_name("shim.cpp")
 _HOOKS = Path(__file__).with_name("shim_hooks.cpp")
 _FLAGS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden")
 _COMPILE_SECONDS = 180.0
+#: Bytes of the sha256 that a finished library ends in.
+_SEAL = 32
 _REMEDY_COMPILER = "install g++ (or set CXX to a C++20 compiler), or use a CUDA build of torch"
 _lock = threading.Lock()
 
@@ -76,8 +78,8 @@ def _hooks() -> Callable[[int], object]:
 def _function(source: Path, name: str) -> Callable[..., object]:
     """Return a function out of the library made from ``source``, building that if need be."""
     library = _shared_directory() / f"{source.stem}-{_digest(source)}.so"
-    if library.exists():
-        with contextlib.suppress(OSError, AttributeError):  # damaged: build it again
+    if _is_whole(library):
+        with contextlib.suppress(OSError, AttributeError):  # of another build: make it again
             return _loaded(library, name)
     build(source, library)
     try:
@@ -87,6 +89,15 @@ def _function(source: Path, name: str) -> Callable[..., object]:
             f"{source.name} was built but does not load ({error})",
             f"delete {library} and try again, or use a CUDA build of torch",
         ) from error
+
+
+def _is_whole(library: Path) -> bool:
+    """Does the file end in the digest of the rest? Loading a short one kills."""
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return content[-_SEAL:] == hashlib.sha256(content[:-_SEAL]).digest()
 
 
 def _loaded(library: Path, name: str) -> Callable[..., object]:
@@ -152,6 +163,9 @@ def build(source: Path, library: Path) -> None:
             command = [compiler, *_FLAGS, f"-I{root / 'include'}", str(source), "-o", str(made)]
             command += [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
             _compile(command)
+            with made.open("r+b") as file:
+                digest = hashlib.sha256(file.read()).digest()
+                file.write(digest)  # after the end of the ELF image, where no loader looks
             os.replace(made, library)
     except OSError as error:
         raise ShimUnavailable(
