@@ -35,7 +35,8 @@ class _Printer:
     """One printing.
 
     ``checked`` are the inputs whose address is tested, ``written`` those of them that the program
-    stores into, ``specs`` what is known of each name's layout so far.
+    stores into, ``results`` the operators' results that kernels read: where those lie is the
+    operator's affair, so they are tested as well. ``specs`` is what is known of each name's layout.
     """
 
     program: host.HostProgram
@@ -43,6 +44,7 @@ class _Printer:
     specs: dict[str, host.TensorSpec] = field(default_factory=dict)
     checked: tuple[str, ...] = ()
     written: frozenset[str] = frozenset()
+    results: frozenset[str] = frozenset()
     ops: dict[str, int] = field(default_factory=dict)
 
     def text(self) -> str:
@@ -72,12 +74,28 @@ class _Printer:
 
     def _find_checked(self) -> None:
         shared = roots(self.program)
+        sources: dict[str, str] = {}
+        made: set[str] = set()
         read: set[str] = set()
+        results: set[str] = set()
+        stored: set[str] = set()
         for line in self.program.lines:
-            if isinstance(line, host.KernelCall):
-                for arg in line.args:
-                    if isinstance(arg, host.Ref):
-                        read |= shared.get(arg.name, frozenset())
+            match line:
+                case host.Reinterpret(name, src, _, _):
+                    sources[name] = src
+                case host.ExternCall(name, _, _, _, out) if name != out:
+                    made.add(name)
+                case host.MultiOutput(name, _, _):
+                    made.add(name)
+                case host.KernelCall(_, args, _, mutates):
+                    stored.update(mutates)
+                    for arg in args:
+                        if isinstance(arg, host.Ref):
+                            read |= shared.get(arg.name, frozenset())
+                            results.add(_base(arg.name, sources))
+                case _:
+                    pass
+        self.results = frozenset((results & made) - {_base(n, sources) for n in stored})
         self.checked = tuple(
             entry.name
             for entry in self.program.inputs
@@ -154,6 +172,7 @@ class _Printer:
                 self._extern(line)
             case host.MultiOutput(name, src, steps):
                 self._put(f"{name} = {src}{''.join(f'[{step}]' for step in steps)}")
+                self._check_result(name)
             case host.SymbolDef(name, source, dim):
                 self._put(f"{name} = {source}" + ("" if dim is None else f".size({dim})"))
             case host.Assert(name, spec, message):
@@ -198,6 +217,12 @@ class _Printer:
             args.append(f"out={line.out}")
         target = f"{line.name} = " if line.name != line.out else ""
         self._put(f"{target}_op{self.ops[line.op]}({', '.join(args)})")
+        self._check_result(line.name)
+
+    def _check_result(self, name: str) -> None:
+        if name in self.results:
+            self._put(f"if {name}.data_ptr() & 15:")
+            self._put(f"    ({name},) = _realign({name})")
 
     def _tail(self) -> None:
         for name in self.checked:
@@ -215,6 +240,13 @@ class _Printer:
                 text = f"{value.name}.clone()"
             values.append(text)
         self._put(f"return [{', '.join(values)}]")
+
+
+def _base(name: str, sources: dict[str, str]) -> str:
+    """Follow a view to the name that it was made from."""
+    while name in sources:
+        name = sources[name]
+    return name
 
 
 def _launch_arg(kind: str, arg: host.Ref | host.Size) -> str:

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from .. import host_ops
 from ..host import KernelDef
 from ..host_errors import LaunchError, RunError
 from ..seam.request import Artifact
-from . import driver_api
+from . import driver_api, operators
 from .contract import Launch, LoadableKernel
 from .driver_launcher import load_with_driver
 from .static_launcher import can_launch, load_static, static_launcher_class
@@ -98,9 +97,8 @@ class CudaRuntime:
         return torch.device("cuda", index)
 
     def resolve(self, op: str) -> Callable[..., Any]:
-        """Return the operator overload; raises HostProgramError when it may not be called."""
-        overload: Callable[..., Any] = host_ops.resolve(op)
-        return overload
+        """Return the operator; raises HostProgramError when it may not be called."""
+        return operators.resolve(op)
 
 
 class CudaKernel:

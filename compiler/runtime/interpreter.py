@@ -21,6 +21,7 @@ from .. import host_ops
 from ..host import KernelDef
 from ..host_errors import LaunchError, RunError
 from ..seam.request import SourceRequest
+from . import operators
 from .contract import Launch, LoadableKernel
 from .interpreted_attention import ATTENTION
 from .interpreted_language import Language, language
@@ -71,9 +72,8 @@ class InterpreterRuntime:
 
     def resolve(self, op: str) -> Callable[..., Any]:
         """Return the operator, or its math form where only GPUs have the operator itself."""
-        overload = host_ops.resolve(op)
         computed = ATTENTION.get(op)
-        return overload if computed is None else computed(overload)
+        return operators.resolve(op) if computed is None else computed(host_ops.resolve(op))
 
 
 class InterpretedKernel:

@@ -96,6 +96,27 @@ def test_a_misaligned_input_is_copied_for_the_kernels(double: SourceRequest) -> 
     assert addresses[0] == base.data_ptr(), "an aligned input is used where it is"
 
 
+def test_a_misaligned_result_of_an_operator_is_copied(double: SourceRequest) -> None:
+    """An operator may return a view at any address; kernels still see an aligned one."""
+    whole = host.TensorSpec((33,), (1,), "float32")
+    program = host.HostProgram(
+        (host.Input("x", whole),),
+        kernels=(KDEF,),
+        lines=(
+            host.ExternCall("parts", "aten.split_with_sizes.default", (host.Ref("x"), (1, 32))),
+            host.MultiOutput("tail", "parts", (1,)),
+            host.Reinterpret("seen", "tail", SPEC),
+            host.Allocate("out", SPEC),
+            host.KernelCall(0, (host.Ref("seen"), host.Ref("out"), 32), host.GridSpec(2)),
+        ),
+        outputs=(host.Ref("out"),),
+    )
+    call = load(program, double)
+    assert "if tail.data_ptr() & 15:" in call.text  # type: ignore[attr-defined]
+    x = torch.randn(33)
+    assert torch.equal(call([x])[0], x[1:].view(8, 4) * 2)
+
+
 def test_a_misaligned_strided_input_keeps_its_strides(interpreted: MakeRequest) -> None:
     """A copy has the strides that the kernels were compiled for, overlaps and gaps included."""
     text = """\
