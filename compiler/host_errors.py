@@ -1,6 +1,6 @@
 """Errors of the host program and of everything that runs it.
 
-CompilerError
+HostError (a CompilerError)
 ├── HostProgramError   a host program is not well-formed; names the field's path and the reason
 └── RunError           a program could not be loaded or run on this machine
     ├── LaunchError    the GPU or its driver refused a kernel; names the kernel and the next step
@@ -12,7 +12,11 @@ from __future__ import annotations
 from .errors import CompilerError
 
 
-class HostProgramError(CompilerError):
+class HostError(CompilerError):
+    """Base of what host programs and runtimes raise on purpose."""
+
+
+class HostProgramError(HostError):
     """A host program breaks the grammar; nothing of it was printed or run.
 
     ``path`` leads to the offending field, for example ``lines[3].spec.dtype``.
@@ -24,7 +28,7 @@ class HostProgramError(CompilerError):
         self.reason = reason
 
 
-class RunError(CompilerError):
+class RunError(HostError):
     """A program could not be loaded or run on this machine."""
 
 
