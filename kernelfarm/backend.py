@@ -21,7 +21,7 @@ from .compiler.runtime.contract import Runtime
 from .compiler.seam.target import Target
 from .compiler.trace.dynamo import GraphInfo, compile_fx
 from .compose import Session, shared_world
-from .errors import NoTarget
+from .errors import NoTarget, said
 from .knobs import Knobs, resolve
 from .notices import Notices, tell_uncached
 from .tally import Tally
@@ -134,7 +134,7 @@ def _guarded(
 def _fell_back(error: Exception) -> None:
     NOTICES.tell(
         f"eager_{type(error).__name__}",
-        f"kernelfarm: a graph could not be compiled and is run eagerly: {error} "
+        f"kernelfarm: a graph could not be compiled and is run eagerly: {said(error)} "
         "(set KERNELFARM_STRICT=1 to raise this with its traceback)",
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import KernelfarmError
+from .errors import is_clear
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -27,25 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted; what is compiled so far is stored", 130)
     except Exception as error:
-        if not _is_clear(error):
+        if not is_clear(error):
             raise
         return _complain(str(error), USAGE)
-
-
-def _is_clear(error: Exception) -> bool:
-    """Say whether an exception's text is made for the person at the terminal."""
-    from .cache.errors import CacheError
-    from .compiler.seam.errors import SeamError
-    from .farm.errors import FarmError
-
-    if isinstance(error, KernelfarmError | CacheError | SeamError | FarmError):
-        return True
-    if "torch" not in sys.modules:
-        return False
-    from .compiler.errors import CompilerError
-    from .compiler.trace.errors import TraceError
-
-    return isinstance(error, CompilerError | TraceError)
 
 
 def _complain(text: str, status: int) -> int:

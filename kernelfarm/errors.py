@@ -66,3 +66,21 @@ class NothingTraced(KernelfarmError):
             f"{name}: nothing was compiled, since no tensor operation reached the compiler; "
             "return the module and its arguments instead of calling it"
         )
+
+
+def is_clear(error: BaseException) -> bool:
+    """Say whether an exception's text is made for a person: raised on purpose, by us."""
+    from .cache.errors import CacheError
+    from .compiler.errors import CompilerError
+    from .compiler.host_errors import HostError
+    from .compiler.seam.errors import SeamError
+    from .compiler.trace.errors import TraceError
+    from .farm.errors import FarmError
+
+    ours = (KernelfarmError, CacheError, CompilerError, HostError, SeamError, TraceError, FarmError)
+    return isinstance(error, ours)
+
+
+def said(error: BaseException) -> str:
+    """Return an error's message, with its type in front unless the message was made for a person."""
+    return str(error) if is_clear(error) else f"{type(error).__name__}: {error}"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from .compiler.seam.target import Target
 from .compose import Session, World, compose
-from .errors import FunctionFailed, NothingTraced
+from .errors import FunctionFailed, NothingTraced, said
 from .knobs import resolve
 from .loading import tail_of
 from .notices import tell_uncached
@@ -146,20 +146,18 @@ def warm_targets(
     started = time.monotonic()
     distinct = tuple(dict.fromkeys(targets))
     total = _Sum()
-    joined = 0
     for target in distinct:
         tally = Tally()
         session = world.session(target, tally)
         with follow(str(target), tally) if follow else nullcontext():
             _warm_one(name, trace, world, session, total)
-        joined += tally.joined()
     world.writer.flush(world.knobs.wait_seconds)
-    places = {world.farm_place(): total.kernels["compiled"] - joined, "joined": joined}
+    compiled = total.kernels["compiled"]
     return WarmReport(
         graphs=total.graphs,
         kernels=total.kernels,
         targets=tuple(str(target) for target in distinct),
-        compiled_by={place: count for place, count in places.items() if count},
+        compiled_by={world.farm_place(): compiled} if compiled else {},
         seconds=time.monotonic() - started,
         store=world.store_place(),
         failures=tuple(dict.fromkeys(total.failures)),
@@ -187,21 +185,15 @@ def _warm_one(name: str, trace: Trace, world: World, session: Session, total: _S
             return compile_graph(gm, inputs, context)
         except Exception as error:
             # One graph that cannot be compiled must not keep the others from it: trace on.
-            total.failures.append(_said(error))
+            total.failures.append(said(error))
             return run_eagerly(gm)
 
     try:
         trace(session.target, compile_graph=compile_one, name=name, record=report.add_phase)
     finally:  # what was traced before an error is worth keeping
-        total.failures += [_said(error) for error in settle(context)]
+        total.failures += [said(error) for error in settle(context)]
         session.service.drain(world.knobs.wait_seconds)
     tell_uncached(report, world.notices)
     if not report.graphs["total"] and not total.failures:
         raise NothingTraced(name)
     total.add(report.graphs, session.tally.kernels())
-
-
-def _said(error: Exception) -> str:
-    """Return an error's message, with its type where the message alone would say little."""
-    plain = isinstance(error, ArithmeticError | AssertionError | LookupError | TypeError)
-    return f"{type(error).__name__}: {error}" if plain or not str(error) else str(error)
