@@ -82,5 +82,5 @@ def is_clear(error: BaseException) -> bool:
 
 
 def said(error: BaseException) -> str:
-    """Return an error's message, with its type in front unless the message was made for a person."""
+    """Return an error's message; its type comes first unless the message is made for a person."""
     return str(error) if is_clear(error) else f"{type(error).__name__}: {error}"

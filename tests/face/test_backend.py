@@ -28,7 +28,7 @@ def backend(monkeypatch, tmp_path):
         "shared_world",
         lambda knobs: compose.World(knobs, backend.NOTICES, MemoryStore(), InlineFarm()),
     )
-    backend.said = said
+    backend.heard = said
     torch._dynamo.reset()
     yield backend
     torch._dynamo.reset()
@@ -49,7 +49,7 @@ def test_kernels_run_by_the_interpreter_give_eagers_values(backend):
     x = torch.randn(16, 40)
     got = compiled(backend, interpret=True, strict=True)(x)
     torch.testing.assert_close(got, small(x), rtol=1e-5, atol=1e-6)
-    assert backend.said == []
+    assert backend.heard == []
 
 
 def test_a_graph_without_a_gpu_tensor_runs_eagerly_with_one_notice(backend):
@@ -58,8 +58,8 @@ def test_a_graph_without_a_gpu_tensor_runs_eagerly_with_one_notice(backend):
     run = compiled(backend)
     assert torch.equal(run(x), small(x))
     assert torch.equal(run(torch.ones(5, 8)), small(torch.ones(5, 8)))
-    assert len(backend.said) == 1
-    assert "run eagerly" in backend.said[0]
+    assert len(backend.heard) == 1
+    assert "run eagerly" in backend.heard[0]
 
 
 def test_a_failure_of_ours_runs_the_graph_eagerly(backend, monkeypatch):
@@ -72,7 +72,7 @@ def test_a_failure_of_ours_runs_the_graph_eagerly(backend, monkeypatch):
     x = torch.randn(4, 8)
     torch.testing.assert_close(compiled(backend, interpret=True)(x), small(x))
     assert backend.NOTICES.counts() == {"eager_RuntimeError": 1}
-    assert "a bug of ours" in backend.said[0]
+    assert "a bug of ours" in backend.heard[0]
 
 
 def test_a_failure_before_the_graph_runs_it_eagerly_too(backend, monkeypatch):
