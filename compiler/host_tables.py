@@ -77,6 +77,14 @@ POINTER_KINDS = frozenset(f"*{k}{t}" for k in ("", "k") for t in _POINTEES)
 
 ARG_KINDS = SCALAR_KINDS | POINTER_KINDS
 
+#: What an integer launch argument of each type can hold; beyond it launchers may wrap silently.
+INTEGER_RANGES: dict[str, tuple[int, int]] = {
+    "i1": (0, 1),
+    "u1": (0, 1),
+    **{f"i{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    **{f"u{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
+}
+
 # Bounds. Generous for honest programs (the largest graphs seen have a few thousand lines), small
 # enough that a hostile record cannot take the reader's memory or its Python stack.
 MAX_PROGRAM_BYTES = 64 << 20

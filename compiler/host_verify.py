@@ -200,6 +200,9 @@ def _check_kernel_call(
             scope.use(arg.name, where, _SYMBOL)
         else:
             _check_size(arg, scope, where, signed=True)
+            low, high = tables.INTEGER_RANGES.get(kind, (-(2**63), 2**64))
+            if type(arg) is int and not low <= arg <= high:
+                raise HostProgramError(where, f"{arg} does not fit a {kind} argument")
     axes = (line.grid.x, line.grid.y, line.grid.z)
     for axis, size, limit in zip("xyz", axes, tables.GRID_LIMITS, strict=True):
         _check_size(size, scope, f"{path}.grid.{axis}")

@@ -35,8 +35,9 @@ def load_program(
     """Return ``call(args: list) -> list`` for a planned program; ``args`` is emptied by the call.
 
     ``kernels`` holds one loadable for each of ``program.kernels``, in that order. With ``preload``
-    they are loaded on the current device now, so that a kernel that the driver refuses shows here
-    (LaunchError) and not in the middle of the first call; other devices load at their first call.
+    they and the constants are loaded on the current device now, so that a kernel that the driver
+    refuses shows here (LaunchError) and not in the middle of the first call, and the first call may
+    already be captured in a CUDA graph; other devices load at their first call.
     The callable carries its text as ``call.text``. Raises HostProgramError for a bad program.
     """
     if len(kernels) != len(program.kernels):
@@ -55,7 +56,9 @@ def load_program(
     call.text = text
     call._boxed_call = True  # AOTAutograd: give me the list itself, I shall clear it
     if preload and launchers:
-        namespace["_kernels"](runtime.current_device())
+        index = runtime.current_device()
+        namespace["_kernels"](index)
+        namespace["_constants"](index)
     return call
 
 

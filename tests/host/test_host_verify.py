@@ -59,6 +59,7 @@ BAD = {
     "too few arguments": (program(call(host.Ref("x"))), r"lines\[0\]\.args"),
     "an address for a pointer": (program(call(4096, 4)), r"args\[0\].*tensor"),
     "a tensor for a number": (program(call(host.Ref("x"), host.Ref("x"))), r"args\[1\]"),
+    "a number too large for its type": (program(call(host.Ref("x"), 2**31)), r"args\[1\].*i32"),
     "grid too large": (
         program(host.KernelCall(0, (host.Ref("x"), 4), host.GridSpec(1, 65536))),
         r"grid\.y",

@@ -184,11 +184,10 @@ def test_a_program_runs_and_copies_a_misaligned_input(
 
 
 def test_a_program_captures_in_a_graph(runtime: Any, build: Callable[..., Artifact]) -> None:
-    """After one call a program launches without anything that a stream capture forbids."""
+    """A loaded program launches without anything that a stream capture forbids."""
     artifact = build(SCALE, "kf_scale", SCALE_KINDS, {"BLOCK": 256})
     call = load_program(program(host.TensorSpec((1024,), (1,), "float32")), [artifact], runtime)
     x = torch.randn(1024, device="cuda")
-    call([x])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         (found,) = call([x])
