@@ -21,12 +21,11 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.fx import GraphModule
-from torch.fx.experimental import proxy_tensor
 from torch.utils._pytree import tree_leaves
 
 from ..seam.target import Target
+from .absent import absent_gpu
 from .answers import answering_for
-from .attention import attend
 from .clock import Recorder
 from .dynamo import Boxed, GraphCompiler, GraphInfo, compile_fx
 from .errors import FunctionFailed, NotTraceable, TraceError
@@ -105,58 +104,11 @@ def _world(target: Target) -> Iterator[FakeTensorMode]:
     with contextlib.ExitStack() as stack:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         if not torch.cuda.is_available():
-            stack.enter_context(_attention_of(target))
-            stack.enter_context(_constants_stay_unread())
+            stack.enter_context(absent_gpu(target))
         stack.enter_context(movable_modules())
         stack.enter_context(answering_for(target.device_model))
         stack.enter_context(mode)
         yield mode
-
-
-@contextlib.contextmanager
-def _attention_of(target: Target) -> Iterator[None]:
-    """Let attention outside of our graphs too behave as on the target.
-
-    Dynamo computes the layout of an attention's result before `compile_fx` sees the graph. Without
-    a GPU that would be the math form's layout, on which ``.view()`` may fail where it works on the
-    target. A process that has a GPU gets it right by itself.
-    """
-    flash = target.device_model.flash_attention
-
-    def chosen(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        return attend(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, flash=flash
-        )
-
-    with torch.library._scoped_library("aten", "IMPL") as library:
-        for key in ("CUDA", "AutogradCUDA"):
-            library.impl("scaled_dot_product_attention", chosen, key)
-        yield
-
-
-@contextlib.contextmanager
-def _constants_stay_unread() -> Iterator[None]:
-    """Keep torch from computing with one-element constants, which it does on the real device.
-
-    It does so only to answer ``.item()`` while tracing; the graph is the same without.
-    """
-    name = "CONSTANT_NUMEL_LIMIT"
-    limit = getattr(proxy_tensor, name)
-    setattr(proxy_tensor, name, -1)
-    try:
-        yield
-    finally:
-        setattr(proxy_tensor, name, limit)
 
 
 def _called(function: Callable[[], Any], label: str) -> Any:
