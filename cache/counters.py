@@ -96,5 +96,5 @@ class Once:
         self._told.add(reason)
         try:
             self._notice(text)
-        except Exception:  # noqa: BLE001 - a person's callback must not fail a compile
+        except Exception:  # somebody else's code, which must not fail a compile
             self._notice = None

@@ -7,7 +7,6 @@ is refused there by the filesystem's name in /proc/self/mountinfo.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,8 +57,10 @@ def is_network(name: str) -> bool:
     return name in NETWORK or name == "fuse" or name.startswith(("fuse.", "fuseblk"))
 
 
-def prepare(path: Path) -> None:
+def prepare(path: Path) -> str:
     """Make ``path`` a directory that can hold a store, or raise StoreUnusable.
+
+    Returns the name of its filesystem.
 
     It must lie on a local filesystem, belong to this user or root, and not be open to others.
     """
@@ -86,6 +87,7 @@ def prepare(path: Path) -> None:
         raise NotWritable(
             path, _why(error), "make it writable, or name a directory that is"
         ) from None
+    return name
 
 
 def own_directory(path: Path) -> None:
@@ -156,10 +158,12 @@ def _foreign(path: Path, owner: int) -> ForeignOwner:
 def _mount_number(fd: int) -> str:
     try:
         with open(f"/proc/self/fdinfo/{fd}") as info:
-            match = re.search(r"^mnt_id:\s*(\d+)", info.read(), re.MULTILINE)
+            for line in info:
+                if line.startswith("mnt_id:"):
+                    return line.split()[1]
     except OSError:
-        return ""
-    return match[1] if match else ""
+        pass  # an older kernel, or none at all: the device number is the second best
+    return ""
 
 
 def _nearest_existing(path: Path) -> Path:

@@ -17,13 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import atomic
 
@@ -38,7 +36,6 @@ MAX_READERS = 1024
 _POINTER = struct.Struct("<4sQ")
 _POINTER_MAGIC = b"KFL1"
 
-_NAME = re.compile(r"gen-(\d{8})\.(\d{1,15})\.mdb")
 _META = struct.Struct("<QHHIIIQQ")
 _DB = struct.Struct("<IHHQQQQQ")
 _META_END = struct.Struct("<QQ")
@@ -70,8 +67,7 @@ class Trouble(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class GenerationName:
+class GenerationName(NamedTuple):
     """A generation's number, counting up, and its file's fixed size in bytes."""
 
     number: int
@@ -83,8 +79,13 @@ class GenerationName:
     @classmethod
     def parse(cls, name: str) -> GenerationName | None:
         """Return what a file name states, or None if it is no generation's."""
-        match = _NAME.fullmatch(name)
-        return cls(int(match[1]), int(match[2])) if match else None
+        head, _, rest = name.partition(".")
+        size, _, suffix = rest.partition(".")
+        number = head.removeprefix("gen-")
+        if suffix != "mdb" or len(number) != 8 or not (number + size).isdecimal():
+            return None
+        found = cls(int(number), int(size))
+        return found if str(found) == name else None
 
 
 def listed(directory: Path) -> list[GenerationName]:
@@ -110,7 +111,7 @@ def create(directory: Path, name: GenerationName) -> None:
 class Generation:
     """An open generation. Transactions are short and copy out; the caller keeps closes apart."""
 
-    __slots__ = ("_env", "_fd", "_directory", "max_inline", "name", "path")
+    __slots__ = ("_directory", "_env", "_fd", "max_inline", "name", "path")
 
     def __init__(self, directory: Path, name: GenerationName) -> None:
         self.name = name

@@ -3,7 +3,9 @@
 Encoding, all lengths little-endian::
 
     "kernelfarm/key/1\\0"
-    u16 length, kind    u32 schema    u32 number of parts
+    u16 length, kind    u32 schema
+    then what a record keeps, `Key.encoded`:
+    u32 number of parts
     per part:  u16 length, name    u8 form    u64 length of the value    bytes
 
 ``form`` 0 holds the value itself, ``form`` 1 (values longer than ``SHORT_LIMIT``) its sha256. What
@@ -32,13 +34,12 @@ DIGEST_BYTES = 32
 KeyParts = tuple[tuple[str, bytes], ...]
 
 _PREFIX = b"kernelfarm/key/1\0"
-_HEAD = struct.Struct("<II")
+_NUMBER = struct.Struct("<I")
 _NAME = struct.Struct("<H")
 _VALUE = struct.Struct("<BQ")
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """A sort of record: its number on disk, its key schema, and whether it may leave the machine.
 
     ``schema`` goes up whenever the meaning or the set of the key's parts changes; records of an
@@ -78,19 +79,20 @@ class ShortPart(NamedTuple):
 class Key:
     """What a record is found by: ``kind``, ``schema`` and ordered (name, bytes) parts.
 
-    ``digest`` is 32 raw bytes. Raises BadKey for an unknown kind, an empty or repeated name.
+    ``digest`` is 32 raw bytes, ``encoded`` the parts as a record keeps them. Raises BadKey for an
+    unknown kind, an empty or repeated name.
     """
 
     kind: str
     schema: int
     parts: KeyParts = field(repr=False)
+    encoded: bytes = field(init=False, repr=False, compare=False)
     digest: bytes = field(init=False, repr=False, compare=False)
-    _short: tuple[ShortPart, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        short = _shorten(self.parts)
-        object.__setattr__(self, "_short", short)
-        object.__setattr__(self, "digest", digest_of_short(self.kind, self.schema, short))
+        encoded = _encode(self.parts)
+        object.__setattr__(self, "encoded", encoded)
+        object.__setattr__(self, "digest", digest_of_encoded(self.kind, self.schema, encoded))
 
     @classmethod
     def of(cls, kind: str, parts: Iterable[tuple[str, bytes]]) -> Key:
@@ -99,7 +101,7 @@ class Key:
 
     def short_parts(self) -> tuple[ShortPart, ...]:
         """Return the parts as a record keeps them: long values replaced by their sha256."""
-        return self._short
+        return decode_parts(self.encoded)
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.digest.hex()[:16]}"
@@ -110,22 +112,37 @@ def digest_of(kind: str, parts: Iterable[tuple[str, bytes]]) -> bytes:
     return Key.of(kind, parts).digest
 
 
-def digest_of_short(kind: str, schema: int, parts: Iterable[ShortPart]) -> bytes:
-    """Return a key's digest from the parts that a record keeps; raises BadKey."""
-    _known(kind)
-    kind_bytes = kind.encode()
-    chunks = [_PREFIX, _NAME.pack(len(kind_bytes)), kind_bytes, b""]
-    count = 0
-    for part in parts:
-        name = part.name.encode()
-        form = 1 if part.hashed else 0
-        chunks += [_NAME.pack(len(name)), name, _VALUE.pack(form, part.length), part.value]
-        count += 1
+def digest_of_encoded(kind: str, schema: int, encoded: bytes) -> bytes:
+    """Return a key's digest from its parts as a record keeps them; raises BadKey."""
+    name = _known(kind).name.encode()
     try:
-        chunks[3] = _HEAD.pack(schema, count)
+        head = b"".join((_PREFIX, _NAME.pack(len(name)), name, _NUMBER.pack(schema)))
     except struct.error:
         raise BadKey(f"schema {schema!r} of a {kind} key is no unsigned 32-bit number") from None
-    return hashlib.sha256(b"".join(chunks)).digest()
+    return hashlib.sha256(head + encoded).digest()
+
+
+def decode_parts(encoded: bytes) -> tuple[ShortPart, ...]:
+    """Return the parts that `Key.encoded` holds; raises BadKey if they are malformed."""
+    parts = []
+    try:
+        (count,) = _NUMBER.unpack_from(encoded)
+        at = _NUMBER.size
+        for _ in range(count):
+            (name_length,) = _NAME.unpack_from(encoded, at)
+            at += _NAME.size
+            name = encoded[at : at + name_length].decode()
+            at += name_length
+            form, length = _VALUE.unpack_from(encoded, at)
+            at += _VALUE.size
+            value = encoded[at : at + (DIGEST_BYTES if form else length)]
+            at += DIGEST_BYTES if form else length
+            parts.append(ShortPart(name, value, form == 1, length))
+    except (struct.error, UnicodeDecodeError):
+        raise BadKey("key parts are cut short or are not text") from None
+    if at != len(encoded) or any(part.hashed not in (0, 1) for part in parts):
+        raise BadKey("key parts do not end where they should")
+    return tuple(parts)
 
 
 def digest_bytes(key: Key | bytes) -> bytes:
@@ -144,11 +161,11 @@ def _known(kind: str) -> Kind:
     return found
 
 
-def _shorten(parts: KeyParts) -> tuple[ShortPart, ...]:
+def _encode(parts: KeyParts) -> bytes:
     if len(parts) > MAX_PARTS:
         raise BadKey(f"a key has at most {MAX_PARTS} parts, not {len(parts)}")
     seen: set[str] = set()
-    short = []
+    chunks = [_NUMBER.pack(len(parts))]
     for name, value in parts:
         if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME:
             raise BadKey(f"a key part's name is text of 1 to {MAX_NAME} bytes, not {name!r}")
@@ -157,8 +174,12 @@ def _shorten(parts: KeyParts) -> tuple[ShortPart, ...]:
         seen.add(name)
         if not isinstance(value, bytes):
             raise BadKey(f"key part {name!r} is {type(value).__name__}, not bytes")
-        if len(value) <= SHORT_LIMIT:
-            short.append(ShortPart(name, value, False, len(value)))
-        else:
-            short.append(ShortPart(name, hashlib.sha256(value).digest(), True, len(value)))
-    return tuple(short)
+        name_bytes = name.encode()
+        form = 1 if len(value) > SHORT_LIMIT else 0
+        chunks += (
+            _NAME.pack(len(name_bytes)),
+            name_bytes,
+            _VALUE.pack(form, len(value)),
+            hashlib.sha256(value).digest() if form else value,
+        )
+    return b"".join(chunks)

@@ -28,17 +28,17 @@ class LayeredStore:
         if record is None:
             record = self._local.get(key)
             if record is not None:
-                self._memory.put(record)
+                self._memory.remember((record,))
         return record
 
     def get_many(self, keys: Iterable[KeyLike]) -> dict[bytes, Record]:
         """Return the records found, by digest; those not in memory in one transaction."""
         wanted = list(keys)
         found = self._memory.get_many(wanted)
-        left = [key for key in wanted if bytes(_digest(key)) not in found]
+        left = [key for key in wanted if _digest(key) not in found]
         if left:
             below = self._local.get_many(left)
-            self._memory.put_many(below.values())
+            self._memory.remember(below.values())
             found.update(below)
         return found
 
@@ -52,7 +52,7 @@ class LayeredStore:
         kept = self._local.keep(batch)
         if kept is None:
             return False
-        self._memory.put_many(record for record in batch if record.digest in kept)
+        self._memory.remember(record for record in batch if record.digest in kept)
         return True
 
     def contains(self, key: KeyLike) -> bool:

@@ -15,11 +15,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from . import atomic, filesystem, forks, generation
@@ -41,9 +39,9 @@ GENERATIONS = 8
 
 LAYOUT_VERSION = 1
 
-_FORMAT = re.compile(r"kernelfarm store, layout (\d+)\n")
+_FORMAT = "kernelfarm store, layout "
 _FORMAT_TEXT = (
-    f"kernelfarm store, layout {LAYOUT_VERSION}\n"
+    f"{_FORMAT}{LAYOUT_VERSION}\n"
     "One folder per user and PID namespace. In it gen-NUMBER.BYTES.mdb are LMDB files of fixed\n"
     "size, the highest number newest; their values are KFR1 records, checksummed, never code.\n"
     "Safe to delete as a whole at any time; not to be shared between machines.\n"
@@ -90,16 +88,17 @@ def open_store(
     return _memory(parsed_bytes, strict, notice)
 
 
-@dataclass(slots=True, eq=False)
 class _Opened:
     """A shelf that this process has open, and by how many stores it is used."""
 
-    identity: tuple[int, int]
-    shelf: Shelf
-    counters: Counters
-    leases: LeaseFiles
-    claim: int
-    users: int = 0
+    def __init__(self, identity: tuple[int, int], shelf: Shelf, counters: Counters, claim: int):
+        self.identity = identity
+        self.shelf = shelf
+        self.counters = counters
+        self.leases = LeaseFiles(shelf.directory / "leases", time.time)
+        #: Descriptor of use.lock, held shared so that no other namespace adopts the folder.
+        self.claim = claim
+        self.users = 0
 
 
 class _Registry:
@@ -122,7 +121,7 @@ forks.register(_registry)
 
 def _open_shelf(place: Path, quota: int, generations: int) -> _Opened:
     place = Path(os.path.abspath(place))
-    filesystem.prepare(place)
+    lies_on = filesystem.prepare(place)
     with _registry.lock:
         _check_format(place)
         directory, claim = _claim(place)
@@ -133,10 +132,9 @@ def _open_shelf(place: Path, quota: int, generations: int) -> _Opened:
             os.close(claim)
         else:
             counters = Counters()
-            shelf = Shelf(directory, _fitting(directory, quota), generations, counters)
-            leases = LeaseFiles(directory / "leases", time.time)
-            opened = _Opened(identity, shelf, counters, leases, claim)
-            for part in (counters, shelf, leases):
+            shelf = Shelf(directory, _fitting(directory, quota, lies_on), generations, counters)
+            opened = _Opened(identity, shelf, counters, claim)
+            for part in (counters, shelf, opened.leases):
                 forks.register(part)
             _registry.opened[identity] = opened
         opened.users += 1
@@ -179,14 +177,17 @@ def _check_format(place: Path) -> None:
         text = ""
     except OSError as error:
         raise NotWritable(place, f"its FORMAT cannot be read ({error})", "check it") from None
-    match = _FORMAT.match(text)
-    if match and int(match[1]) != LAYOUT_VERSION:
+    first = text.partition("\n")[0]
+    version = first.removeprefix(_FORMAT) if first.startswith(_FORMAT) else ""
+    if version.isdecimal() and int(version) != LAYOUT_VERSION:
         raise UnknownFormat(
             place,
-            f"its layout is version {match[1]}, and this kernelfarm writes {LAYOUT_VERSION}",
+            f"its layout is version {version}, and this kernelfarm writes {LAYOUT_VERSION}",
             "name another directory, or use the kernelfarm that made it",
         )
-    if not match:  # new, or the file is damaged; what the folders hold is checked on its own
+    if (
+        not version.isdecimal()
+    ):  # new, or the file is damaged; what the folders hold is checked on its own
         try:
             atomic.put(path, _FORMAT_TEXT)
         except OSError as error:
@@ -222,9 +223,9 @@ def _claim(place: Path) -> tuple[Path, int]:
 
 def _adopt(place: Path, directory: Path) -> None:
     """Rename a folder of ours from another PID namespace to ``directory`` if nobody uses it."""
-    ours = re.compile(rf"{os.geteuid()}-\d+")
     for entry in sorted(os.listdir(place)):
-        if not ours.fullmatch(entry):
+        user, _, namespace = entry.partition("-")
+        if user != str(os.geteuid()) or not namespace.isdecimal():
             continue
         old = place / entry
         with contextlib.suppress(OSError):
@@ -250,11 +251,11 @@ def _pid_namespace() -> int:
         return 0
 
 
-def _fitting(directory: Path, quota: int) -> int:
+def _fitting(directory: Path, quota: int, lies_on: str) -> int:
     """Return the quota, lowered to half of what the filesystem can give."""
     used = sum((directory / str(name)).stat().st_blocks for name in generation.listed(directory))
     limit = (filesystem.free_bytes(directory) + used * 512) // 2
-    if filesystem.filesystem_of(directory) in ("tmpfs", "ramfs"):
+    if lies_on in ("tmpfs", "ramfs"):
         limit = min(limit, MEMORY_QUOTA_BYTES)
     return min(quota, limit)
 

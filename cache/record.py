@@ -8,7 +8,7 @@ Layout (KFR1, little-endian)::
      24  u64 raw length                 32 u64 stored length
      40  32s key digest                 72 32s sha256(stored payload)  104 16s xxh3_128(stored)
     120  u64 created, seconds since 1970
-    128  fields: u8 tag, u32 length, bytes
+    128  fields: u8 tag, u32 length, bytes; the key's parts (`Key.encoded`) are tag 0x81
          last 8 of the header: xxh3_64 of everything before it
     then the stored payload, to the end
 
@@ -27,16 +27,7 @@ from dataclasses import dataclass, field
 
 from .codec import MAX_RAW, RAW, ZSTD, pack, unpack, xxh3_64, xxh3_128
 from .errors import BadKey, BadRecord
-from .key import (
-    DIGEST_BYTES,
-    KIND_NAMES,
-    KINDS,
-    MAX_NAME,
-    MAX_PARTS,
-    Key,
-    ShortPart,
-    digest_of_short,
-)
+from .key import KIND_NAMES, KINDS, Key, ShortPart, decode_parts, digest_of_encoded
 
 MAGIC = b"KFR1"
 VERSION = 1
@@ -46,14 +37,13 @@ FLAG_ED25519 = 2
 #: Flags that this version can read past; any other one makes the record a miss.
 KNOWN_FLAGS = FLAG_MAC | FLAG_ED25519
 
-TAG_PART = 0x81
+TAG_PARTS = 0x81
 TAG_SIGNATURE = 0x01
 
 MAX_HEADER = 4 << 20
 
 _FIXED = struct.Struct("<4sBBHIHHIIQQ32s32s16sQ")
 _FIELD = struct.Struct("<BI")
-_PART = struct.Struct("<BQH")
 _TRAILER = struct.Struct("<Q")
 assert _FIXED.size == 128
 
@@ -62,14 +52,14 @@ assert _FIXED.size == 128
 class Record:
     """A stored value with everything that says what it is.
 
-    ``digest`` is the key's, ``parts`` are the key's as `Key.short_parts` gives them, ``payload`` is
+    ``digest`` is the key's, ``encoded`` its parts as `Key.encoded` has them, ``payload`` is
     uncompressed, ``build_ms`` what it cost to make, ``created`` seconds since 1970.
     """
 
     digest: bytes
     kind: str
     schema: int
-    parts: tuple[ShortPart, ...] = field(repr=False)
+    encoded: bytes = field(repr=False)
     payload: bytes = field(repr=False)
     build_ms: int = 0
     created: int = 0
@@ -80,7 +70,12 @@ class Record:
     ) -> Record:
         """Return the record that keeps ``payload`` under ``key``; made now, unless told."""
         at = int(time.time()) if created is None else created
-        return cls(key.digest, key.kind, key.schema, key.short_parts(), payload, build_ms, at)
+        return cls(key.digest, key.kind, key.schema, key.encoded, payload, build_ms, at)
+
+    @property
+    def parts(self) -> tuple[ShortPart, ...]:
+        """The key's parts, long values as their sha256; raises BadKey if they are malformed."""
+        return decode_parts(self.encoded)
 
 
 def encode(record: Record) -> bytes:
@@ -89,7 +84,7 @@ def encode(record: Record) -> bytes:
         raise BadRecord("too_large", f"a payload has at most {MAX_RAW} bytes")
     check_parts(record)
     codec, stored = pack(record.payload)
-    fields = b"".join(_encode_part(part) for part in record.parts)
+    fields = _FIELD.pack(TAG_PARTS, len(record.encoded)) + record.encoded
     header_length = _FIXED.size + len(fields) + _TRAILER.size
     if header_length > MAX_HEADER:
         raise BadRecord("too_large", f"the key parts of a record take at most {MAX_HEADER} bytes")
@@ -166,11 +161,12 @@ def decode(
     if deep and hashlib.sha256(stored).digest() != sha:
         raise BadRecord("checksum", "the payload's sha256 is wrong")
     kind = KIND_NAMES[kind_code]
-    parts = _decode_fields(view[_FIXED.size : body_end])
-    if isinstance(key, Key) and (kind, schema, parts) != (key.kind, key.schema, key.short_parts()):
+    encoded = _encoded_parts(view[_FIXED.size : body_end])
+    if isinstance(key, Key) and (kind, schema, encoded) != (key.kind, key.schema, key.encoded):
         raise BadRecord("key_mismatch", f"the record's parts are not those of {key}")
-    payload = unpack(codec, stored, raw_length)
-    record = Record(digest, kind, schema, parts, payload, build_ms, created)
+    record = Record(
+        digest, kind, schema, encoded, unpack(codec, stored, raw_length), build_ms, created
+    )
     if not isinstance(key, Key):
         check_parts(record)
     return record
@@ -195,21 +191,16 @@ def stored_digest(data: bytes | memoryview) -> bytes:
 def check_parts(record: Record) -> None:
     """Raise BadRecord unless the record's digest is the digest of its own parts."""
     try:
-        expected = digest_of_short(record.kind, record.schema, record.parts)
+        expected = digest_of_encoded(record.kind, record.schema, record.encoded)
     except BadKey as error:
         raise BadRecord("key_mismatch", str(error)) from error
     if expected != record.digest:
         raise BadRecord("key_mismatch", "the record's parts do not give its digest")
 
 
-def _encode_part(part: ShortPart) -> bytes:
-    name = part.name.encode()
-    body = _PART.pack(1 if part.hashed else 0, part.length, len(name)) + name + part.value
-    return _FIELD.pack(TAG_PART, len(body)) + body
-
-
-def _decode_fields(view: memoryview) -> tuple[ShortPart, ...]:
-    parts: list[ShortPart] = []
+def _encoded_parts(view: memoryview) -> bytes:
+    """Return the field that holds the key's parts, passing over those that may be skipped."""
+    encoded: bytes | None = None
     at, end = 0, len(view)
     while at < end:
         if end - at < _FIELD.size:
@@ -218,28 +209,11 @@ def _decode_fields(view: memoryview) -> tuple[ShortPart, ...]:
         at += _FIELD.size
         if length > end - at:
             raise BadRecord("malformed", f"field {tag:#x} is longer than its header")
-        if tag == TAG_PART:
-            if len(parts) == MAX_PARTS:
-                raise BadRecord("malformed", f"more than {MAX_PARTS} key parts")
-            parts.append(_decode_part(view[at : at + length]))
+        if tag == TAG_PARTS and encoded is None:
+            encoded = bytes(view[at : at + length])
         elif tag >= 0x80:
             raise BadRecord("version", f"field {tag:#x} must not be skipped and is not known")
         at += length
-    return tuple(parts)
-
-
-def _decode_part(view: memoryview) -> ShortPart:
-    if len(view) < _PART.size:
-        raise BadRecord("malformed", "a key part is cut short")
-    form, length, name_length = _PART.unpack_from(view)
-    rest = bytes(view[_PART.size :])
-    if form > 1 or not 0 < name_length <= min(len(rest), MAX_NAME):
-        raise BadRecord("malformed", "a key part's form or name is wrong")
-    value = rest[name_length:]
-    if len(value) != (DIGEST_BYTES if form else length):
-        raise BadRecord("malformed", "a key part's value has the wrong length")
-    try:
-        name = rest[:name_length].decode()
-    except UnicodeDecodeError:
-        raise BadRecord("malformed", "a key part's name is not UTF-8") from None
-    return ShortPart(name, value, form == 1, length)
+    if encoded is None:
+        raise BadRecord("malformed", "the key's parts are not there")
+    return encoded

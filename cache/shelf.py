@@ -28,7 +28,7 @@ from .counters import Counters
 from .generation import Damaged, Full, Generation, GenerationName, Trouble
 from .locks import FileLock, Gate, LockTimeout
 
-#: Seconds after which a put or a change of files gives up on a lock.
+#: `Shelf.lock_timeout` unless somebody sets another.
 LOCK_TIMEOUT = 5.0
 #: Seconds that one damaged file may be searched for records.
 SALVAGE_BUDGET = 5.0
@@ -52,6 +52,8 @@ class Shelf:
     def __init__(self, directory: Path, quota: int, keep: int, counters: Counters) -> None:
         self.directory = directory
         self.gate: Gate = Gate()
+        #: Seconds after which a put or a change of files gives up on a lock.
+        self.lock_timeout = LOCK_TIMEOUT
         self._size = max(quota // keep, generation.MIN_SIZE) // generation.PAGE * generation.PAGE
         self._keep = keep
         self._counters = counters
@@ -98,7 +100,6 @@ class Shelf:
         self,
         items: Sequence[tuple[bytes, bytes]],
         standing: Standing,
-        timeout: float = LOCK_TIMEOUT,
     ) -> set[bytes]:
         """Put all items or none into the newest generation; return the digests newly kept.
 
@@ -107,7 +108,7 @@ class Shelf:
         """
         if not self.directory.exists():  # deleted under us by a person; begin again
             self.directory.mkdir(mode=0o700, parents=True)
-        with self._writing.hold(timeout):
+        with self._writing.hold(self.lock_timeout):
             for attempt in range(4):
                 broken: list[tuple[Generation, Damaged]] = []
                 with self.gate:
@@ -125,7 +126,7 @@ class Shelf:
                     except Damaged as error:
                         broken.append((gens[0], error))
                     if not broken:
-                        self._rotate(timeout)
+                        self._rotate()
                 for gen, why in broken:
                     self._set_aside(gen, why)
                 self._put_back()
@@ -221,17 +222,16 @@ class Shelf:
 
     def _copy_forward(self, aged: list[tuple[bytes, bytes]]) -> None:
         # Never waits: somebody who is writing now matters more than a record's further life.
-        with contextlib.suppress(Full, Trouble, LockTimeout, OSError):
-            with self._writing.hold(0.0), self.gate:
-                gens = self._current(fresh=True)
-                there = gens[0].read_many([digest for digest, _ in aged]) if gens else {}
-                moved = [(digest, data) for digest, data in aged if digest not in there]
-                if gens and moved:
-                    try:
-                        gens[0].write_many(moved)
-                    except Damaged:
-                        return
-                    self._counters.add("copied_forward", len(moved))
+        with (
+            contextlib.suppress(Full, Trouble, Damaged, LockTimeout, OSError),
+            self._writing.hold(0.0),
+            self.gate,
+        ):
+            gens = self._writable()
+            there = gens[0].read_many([digest for digest, _ in aged])
+            moved = [(digest, data) for digest, data in aged if digest not in there]
+            gens[0].write_many(moved)
+            self._counters.add("copied_forward", len(moved))
 
     def _current(self, *, fresh: bool = False) -> tuple[Generation, ...]:
         """Return the open generations, after a look at the directory for changes."""
@@ -246,7 +246,7 @@ class Shelf:
         with self._listing:
             names = generation.listed(self.directory)
             if names != [gen.name for gen in self._open] or not self._boot_checked:
-                with contextlib.suppress(LockTimeout), self._filing.hold(LOCK_TIMEOUT):
+                with contextlib.suppress(LockTimeout), self._filing.hold(self.lock_timeout):
                     self._doubt_last_boot()
                     self._reopen(generation.listed(self.directory))
             settled = time.time_ns() - status.st_mtime_ns > _TICK_NS
@@ -290,8 +290,8 @@ class Shelf:
         inline = generation.max_inline(self._size)
         return generation.room_for(items, inline) < self._size - inline - 16 * generation.PAGE
 
-    def _rotate(self, timeout: float) -> None:
-        with self._listing, self._filing.hold(timeout):
+    def _rotate(self) -> None:
+        with self._listing, self._filing.hold(self.lock_timeout):
             os.makedirs(self.directory / "large", mode=0o700, exist_ok=True)
             atomic.sweep(self.directory)
             names = generation.listed(self.directory)
@@ -323,9 +323,9 @@ class Shelf:
         """Take a damaged generation out of use, unless another process did already."""
         try:
             with (
-                self._writing.hold(LOCK_TIMEOUT),
+                self._writing.hold(self.lock_timeout),
                 self._listing,
-                self._filing.hold(LOCK_TIMEOUT),
+                self._filing.hold(self.lock_timeout),
             ):
                 self._replace(tuple(other for other in self._open if other is not gen))
                 self._seen = None

@@ -6,8 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .counters import Counters, Notice, Once
 from .errors import BadRecord, PutFailed
@@ -50,8 +49,7 @@ class Lease:
         self.release()
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(NamedTuple):
     """What a store holds: records and their stored bytes by kind, bytes on disk, and where.
 
     ``files`` counts the files that hold records (0 in memory); ``unreadable`` the records that a
@@ -183,9 +181,13 @@ class MemoryStore:
                 raise BadRecord("too_large", f"the store in memory has {self._max_bytes} bytes")
         except BadRecord as error:
             return refuse(self._counters, self._once, self._strict, error.reason, error.detail)
-        for record in batch:
-            self._keep(record)
+        self.remember(batch)
         return True
+
+    def remember(self, records: Iterable[Record]) -> None:
+        """Keep records that were checked already, as far as there is room."""
+        for record in records:
+            self._keep(record)
 
     def contains(self, key: KeyLike) -> bool:
         """Say whether something is kept under ``key``."""
@@ -239,7 +241,7 @@ class MemoryStore:
     def _keep(self, record: Record) -> None:
         with self._lock:
             earlier = self._records.get(record.digest)
-            if earlier is None:
+            if earlier is None and not self._closed:
                 self._records[record.digest] = record
                 self._bytes += _weight(record)
                 while self._bytes > self._max_bytes:
@@ -260,8 +262,8 @@ class MemoryStore:
 def same_key(record: Record, key: KeyLike) -> bool:
     """Say whether a parsed record is ``key``'s: all parts for a Key, the digest otherwise."""
     if isinstance(key, Key):
-        kept = (record.digest, record.kind, record.schema, record.parts)
-        return kept == (key.digest, key.kind, key.schema, key.short_parts())
+        kept = (record.digest, record.kind, record.schema, record.encoded)
+        return kept == (key.digest, key.kind, key.schema, key.encoded)
     return record.digest == key
 
 
@@ -279,4 +281,4 @@ def _is_key(key: KeyLike) -> bool:
 
 
 def _weight(record: Record) -> int:
-    return len(record.payload) + sum(len(part.name) + len(part.value) for part in record.parts)
+    return len(record.payload) + len(record.encoded)

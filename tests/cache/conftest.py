@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from kernelfarm.cache.key import Key
 from kernelfarm.cache.opening import open_store
 from kernelfarm.cache.record import Record

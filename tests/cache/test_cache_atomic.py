@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from kernelfarm.cache import atomic
 
 
@@ -37,14 +38,14 @@ def _read_on(path: Path, stop: multiprocessing.synchronize.Event, bad: object) -
 
 
 @pytest.mark.slow
-def test_readers_never_see_part_of_a_file(tmp_path: Path) -> None:
+def test_readers_never_see_part_of_a_file(local_dir: Path) -> None:
     """8 processes replace one file 200 times each while 4 read it: every read is complete."""
-    spawn = multiprocessing.get_context("fork")
-    path = tmp_path / "file"
+    fork = multiprocessing.get_context("fork")
+    path = local_dir / "file"
     atomic.put(path, body(0, 0))
-    stop, bad = spawn.Event(), spawn.Value("i", 0)
-    readers = [spawn.Process(target=_read_on, args=(path, stop, bad)) for _ in range(4)]
-    writers = [spawn.Process(target=_write_many, args=(path, n)) for n in range(8)]
+    stop, bad = fork.Event(), fork.Value("i", 0)
+    readers = [fork.Process(target=_read_on, args=(path, stop, bad)) for _ in range(4)]
+    writers = [fork.Process(target=_write_many, args=(path, n)) for n in range(8)]
     for process in readers + writers:
         process.start()
     for process in writers:
@@ -54,7 +55,7 @@ def test_readers_never_see_part_of_a_file(tmp_path: Path) -> None:
         process.join()
     assert [process.exitcode for process in readers + writers] == [0] * 12
     assert bad.value == 0
-    assert os.listdir(tmp_path) == ["file"]
+    assert os.listdir(local_dir) == ["file"]
 
 
 def test_a_killed_writer_leaves_the_target_and_its_orphan_is_swept(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import hashlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kernelfarm.cache.errors import BadKey
-from kernelfarm.cache.key import KINDS, SHORT_LIMIT, Key, ShortPart, digest_of, digest_of_short
+from kernelfarm.cache.key import KINDS, SHORT_LIMIT, Key, ShortPart, digest_of, digest_of_encoded
 
 PARTS = (("ttir", b"t" * 300), ("options", b"o"), ("target", b"cuda:90"), ("toolchain", b""))
 
@@ -86,7 +87,7 @@ def test_short_parts_keep_short_values_and_hash_long_ones() -> None:
         ShortPart("at", at, False, 256),
         ShortPart("beyond", hashlib.sha256(beyond).digest(), True, 257),
     )
-    assert digest_of_short("kernel", key.schema, key.short_parts()) == key.digest
+    assert digest_of_encoded("kernel", key.schema, key.encoded) == key.digest
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from kernelfarm.cache import record as records
 from kernelfarm.cache.errors import PutFailed
 from kernelfarm.cache.generation import Generation, listed

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from kernelfarm.cache import generation, salvage
 from kernelfarm.cache.generation import Damaged, Generation, GenerationName
 from kernelfarm.cache.record import Record, encode
@@ -181,7 +182,7 @@ print(len(found))
 @pytest.mark.parametrize("seed", range(12))
 def test_random_flips_anywhere_in_the_file(filled: tuple, seed: int) -> None:
     """Flipped bits in data and tree pages give right values or misses, in a fresh process."""
-    path, records = filled
+    path, _ = filled
     rng = random.Random(seed)
     data = bytearray(path.read_bytes())
     used = len(data.rstrip(b"\0"))

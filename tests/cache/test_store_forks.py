@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from kernelfarm.cache import forks
 from kernelfarm.cache.store import MemoryStore, Store
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
 from kernelfarm.cache import generation
 from kernelfarm.cache.key import Key
 from kernelfarm.cache.opening import open_store

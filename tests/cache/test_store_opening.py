@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from kernelfarm.cache import filesystem, opening
 from kernelfarm.cache.errors import (
     ForeignOwner,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from kernelfarm.cache import generation
 from kernelfarm.cache.errors import PutFailed
 from kernelfarm.cache.store import Store
