@@ -40,6 +40,13 @@ _TYPES = frozenset(
 _WRAPPERS = re.compile(r"(?:Optional|List)\[(.*)\]\Z")
 
 
+#: Frequent operators whose result is always an allocation of its own, hence aligned. Most others are
+#: so too, but a schema does not promise it (``unsafe_split`` returns slices without saying so).
+FRESH = frozenset(
+    f"aten.{name}.default" for name in words("mm bmm addmm baddbmm convolution relu gelu")
+)
+
+
 @dataclass(frozen=True, slots=True)
 class OpFacts:
     """What planning and checking need to know about one overload.

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from .. import host
 from ..host_alias import roots, written_inputs
 from ..host_errors import HostProgramError
+from ..host_ops import FRESH
 from ..host_verify import verify
 
 
@@ -83,7 +84,7 @@ class _Printer:
             match line:
                 case host.Reinterpret(name, src, _, _):
                     sources[name] = src
-                case host.ExternCall(name, _, _, _, out) if name != out:
+                case host.ExternCall(name, op, _, _, out) if name != out and op not in FRESH:
                     made.add(name)
                 case host.MultiOutput(name, _, _):
                     made.add(name)
