@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from . import host
 from .errors import GraphError
 from .fuse import Group
-from .ir import Buffer, Extern, LoweredGraph, View
+from .ir import Buffer, Extern, LoweredGraph, View, views_in
 from .kernel import Kernel, Launch
 
 #: Library calls whose result layout torch guarantees; all others are checked before a kernel
@@ -37,8 +38,10 @@ def _size(size: Any) -> int:
 class Assembler:
     """Collects the lines of one host program."""
 
-    def __init__(self, graph: LoweredGraph) -> None:
+    def __init__(self, graph: LoweredGraph, groups: Sequence[Group]) -> None:
         self._graph = graph
+        self._used = {name for group in groups for name in group.reads}
+        self._used |= {v.buffer.name for v in views_in(tuple(graph.outputs))}
         self._lines: list[host.Line] = []
         self._views: dict[tuple, str] = {}
 
@@ -57,9 +60,17 @@ class Assembler:
         """Add a library call and the checks of its results' layouts."""
         args = tuple(self._arg(a) for a in node.args)
         kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs)
+        if node.out is not None:
+            buffer = node.out.buffer
+            self._lines.append(host.Allocate(buffer.name, spec_of(buffer)))
+            out = self._view(node.out)
+            self._lines.append(host.ExternCall(out, node.op, args, kwargs, out))
+            return
         self._lines.append(host.ExternCall(node.name, node.op, args, kwargs))
         for output in node.outputs:
             name = output.buffer.name
+            if output.path and name not in self._used:
+                continue
             if output.path:
                 self._lines.append(host.MultiOutput(name, node.name, output.path))
             if node.op not in _SURE:

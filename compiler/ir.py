@@ -190,7 +190,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Extern:
-    """A library call; ``args`` and ``kwargs`` are trees of Views and host arguments."""
+    """A library call; ``args`` and ``kwargs`` are trees of Views and host arguments.
+
+    With ``out`` the call writes its one result there, and that memory is allocated before it.
+    """
 
     name: str
     op: str
@@ -198,6 +201,7 @@ class Extern:
     kwargs: tuple[tuple[str, object], ...]
     outputs: tuple[Output, ...]
     origin: tuple[str, ...] = ()
+    out: View | None = None
 
     def reads(self) -> set[str]:
         """Names of the buffers that the call reads."""

@@ -130,7 +130,7 @@ def generate(
         lambda warps: _options(ctx.target, warps),
         submit,
     )
-    assembler = Assembler(graph)
+    assembler = Assembler(graph, groups)
     for group in groups:
         launch = None if group.extern is not None else builder.launch(group, live[group.number])
         assemble_group(assembler, group, launch, builder.kernels, live[group.number])

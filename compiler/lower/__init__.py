@@ -7,6 +7,7 @@ views       shapes and layouts                    creation   constants and range
 pointwise   elementwise operators, by table       numeric, activation: those that need more
 reductions  sums, extremes, truth, moments        indexing   reads at positions that are data
 joining     cat and pad                           softmax, norm: whole operators of several loops
+matmul      products whose rows need padding
 
 Importing this package registers all of them.
 """
@@ -16,6 +17,7 @@ from . import (  # noqa: F401  (each import registers lowerings)
     creation,
     indexing,
     joining,
+    matmul,
     norm,
     numeric,
     pointwise,

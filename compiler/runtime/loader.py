@@ -1,7 +1,7 @@
 """From a host program and its kernels to a callable: verify, print, run.
 
-The printed text runs in a namespace that holds the helpers it names and nothing else; there are no
-built-ins in it. The text stays readable: ``loaded.text`` for people, ``linecache`` for tracebacks.
+The printed text runs in a namespace that holds the helpers it names and nothing else; of the
+built-ins only what C code needs is in it. The text stays readable: ``loaded.text`` for people, ``linecache`` for tracebacks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def load_program(
     ]
     namespace = _namespace(program, launchers, runtime)
     name = f"<kernelfarm program {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
-    # Safe: `emit_python` verified the program, and the namespace has no built-ins.
+    # Safe: `emit_python` verified the program, and the namespace has next to no built-ins.
     exec(compile(text, name, "exec"), namespace)
     call = namespace["call"]
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
@@ -66,7 +66,8 @@ def _namespace(
     program: host.HostProgram, launchers: Sequence[Launcher], runtime: Runtime
 ) -> dict[str, Any]:
     space: dict[str, Any] = {
-        "__builtins__": {},
+        # Operators implemented in C import modules at need, and find the function here.
+        "__builtins__": {"__import__": __import__},
         "_empty": runtime.empty,
         "_empty_cpu": _empty_strided_cpu or _make_empty_cpu,
         "_view": _reinterpret or _view,
