@@ -40,8 +40,8 @@ _TYPES = frozenset(
 _WRAPPERS = re.compile(r"(?:Optional|List)\[(.*)\]\Z")
 
 
-#: Frequent operators whose result is always an allocation of its own, hence aligned. Most others are
-#: so too, but a schema does not promise it (``unsafe_split`` returns slices without saying so).
+#: Frequent operators whose result is always an allocation of its own, hence aligned. Most others
+#: are so too, but no schema promises it (``unsafe_split`` returns slices without saying so).
 FRESH = frozenset(
     f"aten.{name}.default" for name in words("mm bmm addmm baddbmm convolution relu gelu")
 )

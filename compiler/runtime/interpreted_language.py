@@ -238,8 +238,9 @@ def _complete_builder(tl: Any, interpreter: Any) -> None:
         if not hasattr(builder, f"get_{name}"):
             setattr(builder, f"get_{name}", _constant_getter(kind))
     live = interpreter.interpreter_builder
-    # Device assertions are compiled out unless the debug option is on.
-    live.options = dataclasses.replace(live.options, debug=True)
+    # Device assertions are compiled out unless the debug option is on; integers wrap as they do
+    # in a kernel that is compiled without it.
+    live.options = dataclasses.replace(live.options, debug=True, sanitize_overflow=False)
 
 
 def _constant_getter(kind: Any) -> Callable[[Any, float], Any]:

@@ -1,7 +1,8 @@
 """From a host program and its kernels to a callable: verify, print, run.
 
 The printed text runs in a namespace that holds the helpers it names and nothing else; of the
-built-ins only what C code needs is in it. The text stays readable: ``loaded.text`` for people, ``linecache`` for tracebacks.
+built-ins only what C code needs is in it. The text stays readable: ``call.text`` for people,
+``linecache`` for tracebacks.
 """
 
 from __future__ import annotations
