@@ -8,6 +8,7 @@ that hit one element twice are errors, so a wrong index cannot pass by luck.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from kernelfarm.compiler.lower.context import Lowering
 from kernelfarm.compiler.trace.decomposition import decomposition_table
 
 POISON_INT = 0x5A
+#: Set LOWER_INTERPRET=1 to send every graph of these tests through the interpreter as well.
+INTERPRET_ALL = os.environ.get("LOWER_INTERPRET") == "1"
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -350,8 +353,12 @@ def check(
     strides: bool = True,
     decompositions: Any = None,
     tolerance: tuple[float, float] | None = None,
+    interpreted: bool = INTERPRET_ALL,
 ) -> Lowering:
-    """Lower, execute, compare with eager; only ``fallbacks`` may have become library calls."""
+    """Lower, execute, compare with eager; only ``fallbacks`` may have become library calls.
+
+    With ``interpreted`` the graph also goes through fusion, tiling and kernel text (slower).
+    """
     want = flat_outputs(fn(*inputs))
     gm = trace(fn, inputs, decompositions)
     lowering = Lowering(gm, device_type="cpu")
@@ -362,4 +369,14 @@ def check(
         if strides and isinstance(t, torch.Tensor):
             assert_layout(g, t, f"output {position}")
     assert set(lowering.fallback_ops) <= set(fallbacks), lowering.fallback_ops
+    if interpreted:
+        from interpret import interpret
+
+        results, _ = interpret(gm, inputs)
+        for position, (g, w, t) in enumerate(
+            zip(results, want, traced_outputs(gm), strict=True)
+        ):
+            assert_same(g, w, f"interpreted output {position}", tolerance)
+            if strides and isinstance(t, torch.Tensor):
+                assert_layout(g, t, f"interpreted output {position}")
     return lowering
