@@ -280,7 +280,7 @@ def test_an_input_on_another_kind_of_device_is_named() -> None:
 
 
 def test_programs_see_one_builtin_and_tracebacks_show_their_text() -> None:
-    """Printed programs run with one built-in, for C code; an error inside points at the printed line."""
+    """Programs have one built-in, for C code; an error inside points at the printed line."""
     program = host.HostProgram(
         (host.Input("x", SPEC),),
         lines=(host.ExternCall("y", "aten.mm.default", (host.Ref("x"), host.Ref("x"))),),
