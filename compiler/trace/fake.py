@@ -30,7 +30,7 @@ from .clock import Recorder
 from .dynamo import Boxed, GraphCompiler, GraphInfo, compile_fx
 from .errors import FunctionFailed, NotTraceable, TraceError
 from .moving import FakeCopier, movable_modules, tensors_of
-from .shim import ensure_device_guard, pretended_accelerator
+from .shim import ensure_device_guard, gpu_present, pretended_accelerator
 
 Mode = Literal["infer", "train"]
 
@@ -103,7 +103,7 @@ def _world(target: Target) -> Iterator[FakeTensorMode]:
     ensure_device_guard()
     with contextlib.ExitStack() as stack:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
-        if not torch.cuda.is_available():
+        if not gpu_present():
             stack.enter_context(absent_gpu(target))
         stack.enter_context(movable_modules())
         stack.enter_context(answering_for(target.device_model))

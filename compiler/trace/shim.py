@@ -1,8 +1,8 @@
 """Gives a CPU build of torch what fake tensors on "cuda" need: a guard, and a seeming accelerator.
 
 Both are a few lines of C++ (shim.cpp, shim_hooks.cpp), compiled once per torch build into the
-user's cache directory and loaded after torch. A CUDA or ROCm build has its own, which
-FakeTensorMode already keeps from touching a driver; it needs none of this.
+user's cache directory and loaded after torch. A CUDA or ROCm build has a guard of its own, which
+FakeTensorMode keeps from touching a driver; where there is a GPU nothing at all is needed.
 """
 
 from __future__ import annotations
@@ -47,22 +47,28 @@ def ensure_device_guard() -> bool:
         return _install()
 
 
+def gpu_present() -> bool:
+    """Is there a GPU that torch can use? The truth, whatever ``torch.cuda`` says during a trace."""
+    return torch.backends.cuda.is_built() and torch._C._cuda_getDeviceCount() > 0
+
+
 @contextlib.contextmanager
 def pretended_accelerator() -> Iterator[None]:
     """While inside, autograd takes "cuda" for an accelerator, so fake gradients can be traced.
 
-    Does nothing on a CUDA or ROCm build. Raises ShimUnavailable.
+    Does nothing where there is a GPU. Raises ShimUnavailable.
     """
-    if torch.backends.cuda.is_built():
+    if gpu_present():
         yield
         return
     with _lock:
         pretend = _hooks()
-    pretend(1)
+        pretend(1)
     try:
         yield
     finally:
-        pretend(0)
+        with _lock:
+            pretend(0)
 
 
 @functools.cache

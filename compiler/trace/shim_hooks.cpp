@@ -1,19 +1,16 @@
 // Lets autograd believe that "cuda" is this process's accelerator, for as long as a trace lasts.
 //
-// The backward of fake GPU tensors is refused by a CPU build of torch, which asks one object whether
-// it was built with CUDA. That object was made when torch was imported, so it is too late to
-// register another: its behaviour is replaced in place, and put back afterwards. Neither class has
-// any data, so nothing but the table of functions changes.
+// Without a GPU the backward of fake GPU tensors is refused: torch asks one object about devices and
+// contexts. That object was made when torch was imported, so it is too late to register another.
+// Its table of functions is swapped instead, and put back afterwards; the classes have no data.
 
 #include <ATen/detail/CUDAHooksInterface.h>
 
-#include <new>
+#include <cstring>
 
 namespace {
 
-using Plain = at::CUDAHooksInterface;
-
-struct Pretending final : Plain {
+struct Pretending final : at::CUDAHooksInterface {
   bool hasCUDA() const override { return true; }
   bool isBuilt() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return false; }
@@ -24,16 +21,25 @@ struct Pretending final : Plain {
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
 };
 
-static_assert(sizeof(Pretending) == sizeof(Plain), "the object is replaced in place");
+constexpr std::size_t kTable = sizeof(void*);
+static_assert(sizeof(Pretending) == kTable, "only the table of functions is swapped");
+
+const Pretending pretending;
+unsigned char kept[kTable];
+int depth = 0; // the caller holds a lock
+
+void* hooks() {
+  return const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks());
+}
 
 } // namespace
 
-// A trace pretends (on = 1) and stops pretending (on = 0).
+// A trace pretends (on = 1) and stops pretending (on = 0); calls nest.
 extern "C" __attribute__((visibility("default"))) void kernelfarm_pretend_accelerator(int on) {
-  auto* hooks = const_cast<Plain*>(&at::detail::getCUDAHooks());
-  if (on) {
-    new (hooks) Pretending();
-  } else {
-    new (hooks) Plain();
+  if (on && depth++ == 0) {
+    std::memcpy(kept, hooks(), kTable);
+    std::memcpy(hooks(), &pretending, kTable);
+  } else if (!on && --depth == 0) {
+    std::memcpy(hooks(), kept, kTable);
   }
 }

@@ -133,13 +133,19 @@ def test_what_code_generation_sees_is_in_the_key(change: dict[str, Any], parts: 
     [
         {"names": ("q", "r", "s", "t")},
         {"trace": "/home/somebody/elsewhere.py:77"},
-        {"device": "cuda:3", "args_device": "cuda:3"},
+        {"device": "cuda", "args_device": "cuda:3"},
     ],
     ids=str,
 )
 def test_what_code_generation_does_not_see_is_not(change: dict[str, Any]) -> None:
     """Node names, stack traces and device ordinals change nothing."""
     assert _changed(_parts(), _parts(replace(Recipe(), **change))) == set()
+
+
+def test_an_ordinal_is_in_no_part() -> None:
+    """Rank 3 finds what rank 0 compiled."""
+    parts = _parts(replace(Recipe(), args_device="cuda:3"))
+    assert not any(b"cuda:3" in value for value in parts.values())
 
 
 def test_settings_target_toolchain_and_sources_are_parts() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 #: Prints {model: [digest of graph.nodes and graph.inputs]}, traced on fakes or compiled for real.
-PROGRAM = '''
+PROGRAM = """
 import hashlib, json, os, sys
 import torch, torch.nn.functional as F
 from torch import nn
@@ -32,7 +32,8 @@ def keep(gm, inputs, info):
     if os.environ.get("SHOW_GRAPHS"):
         print(name, info.kind, parts["graph.inputs"].decode(), file=sys.stderr)
         print(parts["graph.nodes"].decode(), file=sys.stderr)
-    found.setdefault(name, []).append(hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest())
+    digest = hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
+    found.setdefault(name, []).append(digest)
     return lambda args: list(gm(*args))
 
 
@@ -42,10 +43,12 @@ class Block(nn.Module):
         self.qkv, self.norm, self.causal = nn.Linear(64, 192), nn.LayerNorm(64), causal
 
     def forward(self, x):
-        q, k, v = (t.view(2, 16, 4, 16).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        parts = self.qkv(self.norm(x)).chunk(3, -1)
+        q, k, v = (t.view(2, 16, 4, 16).transpose(1, 2) for t in parts)
         mask = None if self.causal else x.sum(-1)[:, None, None, :] > 0
         out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal)
-        out = out.transpose(1, 2).view(2, 16, 64) if self.causal else out.transpose(1, 2).flatten(2)
+        out = out.transpose(1, 2)
+        out = out.view(2, 16, 64) if self.causal else out.flatten(2)
         return F.dropout(F.gelu(out), 0.1, self.training) * torch.tensor(0.5, device=x.device)
 
 
@@ -95,7 +98,7 @@ for name, function in models.items():
         with torch.no_grad():
             compiled(*args)
 print(json.dumps(found))
-'''
+"""
 
 
 def _keys(how: str, directory: Path, **environment: str) -> dict[str, list[str]]:
