@@ -26,7 +26,7 @@ from .errors import GraphError
 from .fuse import fuse, live_after
 from .graph_key import Unkeyable, compiler_sources_digest, graph_key_parts
 from .host_codec import decode, encode
-from .host_errors import HostProgramError
+from .host_errors import HostError, HostProgramError
 from .host_plan import plan
 from .kernel import Kernel, KernelBuilder
 from .lower.context import Lowering
@@ -208,7 +208,7 @@ def _stored(gm: GraphModule, parts: KeyParts, ctx: CompileContext) -> Boxed | No
     with ctx.report.phase("load"):
         try:
             return load_program(program, artifacts, ctx.runtime)
-        except HostProgramError as error:
+        except HostError as error:  # e.g. a driver that is too old for a stored binary
             ctx.report.not_cached(f"its stored program was refused: {error}")
             return None
 
