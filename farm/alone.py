@@ -59,7 +59,8 @@ class PrivateBroker:
             runner,
             limits=limits,
             keep_reproducer=keep_reproducer,
-            fatal=lambda error: self._loop.call_soon(self._hang_up),
+            slots=self._options.slot_count,
+            fatal=self._hang_up,
         )
         self._theirs.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=self._theirs)
@@ -68,6 +69,6 @@ class PrivateBroker:
         finally:
             await broker.close()
 
-    def _hang_up(self) -> None:
+    def _hang_up(self, error: Exception) -> None:
         """After a bug: end the connection, so that the client does not wait for answers."""
-        self._theirs.close()
+        self._theirs.shutdown(socket.SHUT_RDWR)

@@ -175,11 +175,11 @@ class Broker:
 
     def _carry_out(self, instruction: ev.Instruction) -> None:
         match instruction:
-            case ev.Start(run, digest, environment):
+            case ev.Start(run, digest, environment, priority):
                 work = self._work[digest]
                 work.run = run
                 self._runs[run] = (digest, environment)
-                self._runner.start(run, environment, work.body)
+                self._runner.start(run, environment, work.body, priority)
             case ev.Kill(run, environment, _):
                 self._runner.kill(run, environment)
             case ev.TellKeyed(digest, interests):

@@ -169,11 +169,12 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Compile the request ``digest`` as this run."""
+    """Compile the request ``digest`` as this run; ``priority`` is its job's at this moment."""
 
     run: int
     digest: bytes
     environment: bytes
+    priority: int = EMITTED
 
 
 @dataclass(frozen=True, slots=True)

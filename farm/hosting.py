@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .limits import Limits
+from .limits import Limits, usable_slots
 
 #: How a zygote is started; tests put a module of theirs here that injects faults.
 ENTRY = ("-P", "-m", __name__.rpartition(".")[0] + ".zygote")
@@ -34,6 +34,10 @@ class ServerOptions:
         """Rebuild options."""
         data = json.loads(text)
         return cls(**{**data, "entry": tuple(data["entry"])})
+
+    def slot_count(self) -> int:
+        """Return how many runs there may be at once, now."""
+        return self.slots or usable_slots()
 
     def make_limits(self) -> Limits:
         """Return the limits with their overrides."""

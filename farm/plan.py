@@ -428,7 +428,7 @@ class Plan:
             self._move(job, "compiling")
             self._environment(job.environment).used = now
             self.counters["runs_started"] += 1
-            self._emit(ev.Start(run.number, job.digest, job.environment))
+            self._emit(ev.Start(run.number, job.digest, job.environment, job.priority))
 
     # -- moving jobs --------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class Runner(Protocol):
         """Kill an environment with everything in it; a Lost follows."""
         ...
 
-    def start(self, run: int, environment: bytes, body: bytes) -> None:
+    def start(self, run: int, environment: bytes, body: bytes, priority: int) -> None:
         """Compile a request as this run in an environment that is ready."""
         ...
 
@@ -107,7 +107,7 @@ class FakeRunner:
         """Report the environment lost."""
         self.report(ev.Lost(environment, "discarded"))
 
-    def start(self, run: int, environment: bytes, body: bytes) -> None:
+    def start(self, run: int, environment: bytes, body: bytes, priority: int) -> None:
         """Note the run; finish it if automatic."""
         self.started.append((run, body))
         if self.automatic:

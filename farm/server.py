@@ -49,9 +49,12 @@ class Server:
         scratch = scratch_directory(self._directory / "scratch")
         sweep(scratch)
         self._runner = ZygoteRunner(scratch, entry=self._options.entry, run_bytes=limits.run_bytes)
-        slots = {"slots": lambda: self._options.slots} if self._options.slots else {}
         self._broker = Broker(
-            self._runner, limits=limits, keep_reproducer=keep_reproducer, fatal=_die, **slots
+            self._runner,
+            slots=self._options.slot_count,
+            limits=limits,
+            keep_reproducer=keep_reproducer,
+            fatal=_die,
         )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -11,7 +11,7 @@ Between client and broker (``n`` is the client's number for a request)::
 
 Between broker and zygote (``run`` is the broker's number for an attempt)::
 
-    broker   hello {wire, toolchain, target, run_bytes}      run {run, body}    kill {run}
+    broker   hello {wire, toolchain, target, run_bytes}      run {run, body, nice}    kill {run}
     zygote   ready {seconds}      unready {why}             began {run, pid}
              stage {run, stage}   keyed {run, key, parts}
              done {run, payload, started, finished, stages}      rejected {run, failure}

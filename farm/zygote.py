@@ -44,7 +44,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 #: How often children's memory is looked at, in milliseconds.
 WATCH_MS = 100
 LOG_TAIL = 4000
-NICENESS = 10
+REAPS = 10
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -73,6 +73,8 @@ class Zygote:
         self._frames = Frames()
         self._toolchain: Toolchain | None = None
         self._run_bytes = 4 << 30
+        #: So many more rounds orphans are looked for: they die a moment after their group is killed.
+        self._reaps = 0
         self._poll = select.poll()
         self._poll.register(broker, select.POLLIN)
         self._here = Path.cwd()
@@ -125,7 +127,10 @@ class Zygote:
 
     def _step(self) -> bool:
         """Wait for the broker or a child, and serve it; False when the broker is gone."""
-        ready = self._poll.poll(WATCH_MS if self._children else None)
+        if self._reaps:
+            self._reaps -= 1
+            _reap([child.pid for child in self._children.values()])
+        ready = self._poll.poll(WATCH_MS if self._children or self._reaps else None)
         for descriptor, _ in ready:
             if descriptor == self._broker.fileno():
                 data = self._broker.recv(1 << 20)
@@ -144,13 +149,13 @@ class Zygote:
     def _obey(self, message: Message) -> None:
         match message["op"]:
             case "run":
-                self._fork(message["run"], message["body"])
+                self._fork(message["run"], message["body"], message["nice"])
             case "kill":
                 for child in self._children.values():
                     if child.run == message["run"]:
                         _kill_group(child.pid)
 
-    def _fork(self, run: int, body: bytes) -> None:
+    def _fork(self, run: int, body: bytes, nice: int) -> None:
         directory = self._here / f"run-{run}"
         try:
             directory.mkdir(mode=0o700)
@@ -161,7 +166,7 @@ class Zygote:
             return
         if pid == 0:
             os.close(read)
-            self._be_child(run, body, write, directory)
+            self._be_child(run, body, nice, write, directory)
         os.close(write)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # the child does it too; whoever is first
@@ -170,11 +175,11 @@ class Zygote:
         self._poll.register(read, select.POLLIN)
         self._tell({"op": "began", "run": run, "pid": pid})
 
-    def _be_child(self, run: int, body: bytes, pipe: int, directory: Path) -> None:
+    def _be_child(self, run: int, body: bytes, nice: int, pipe: int, directory: Path) -> None:
         """Never return: whatever happens, the child ends here."""
         status = 1
         try:
-            become_child(os.getppid(), directory)
+            become_child(os.getppid(), nice, directory)
             self._broker.close()
             for descriptor in self._children:
                 os.close(descriptor)
@@ -205,7 +210,7 @@ class Zygote:
         os.close(child.pipe)
         _, status = os.waitpid(child.pid, 0)
         _kill_group(child.pid)  # what it started and left behind
-        _reap([other.pid for other in self._children.values()])
+        self._reaps = REAPS
         if not child.settled:
             code = os.waitstatus_to_exitcode(status)
             self._tell(
@@ -223,14 +228,14 @@ class Zygote:
         self._broker.sendall(pack(message))
 
 
-def become_child(parent: int, directory: Path) -> None:
+def become_child(parent: int, nice: int, directory: Path) -> None:
     """Turn a fresh fork into a compile child: its group, its priority, its private place."""
     os.setpgid(0, 0)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)  # the zygote died before that was set
     with contextlib.suppress(OSError):
-        os.nice(NICENESS)
+        os.nice(nice)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     os.chdir(directory)
@@ -256,8 +261,6 @@ def main(perform_run: Perform = perform) -> None:
     os.close(null)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as file:
-        file.write(str(NICENESS))  # where sessions share the machine, nice counts only within one
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         Zygote(broker, perform_run).serve()

@@ -27,6 +27,9 @@ from .wire import WIRE_VERSION, Frames, pack, unpack
 
 #: One thread each: the machine's cores are shared out by the plan, not by libraries.
 THREAD_VARIABLES = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+#: By priority. Compiles step back behind whoever traces, but not when a load waits for them: beside
+#: other people's busy processes a nice compile hardly runs.
+NICENESS = (0, 5, 5, 10)
 #: What of a zygote's standard error is quoted.
 LOG_TAIL = 2000
 
@@ -107,9 +110,10 @@ class ZygoteRunner:
             self._spawn_task(self._bury(zygote))
         self._report(ev.Lost(environment, "it did not answer"))
 
-    def start(self, run: int, environment: bytes, body: bytes) -> None:
+    def start(self, run: int, environment: bytes, body: bytes, priority: int) -> None:
         """Have a child forked for this request."""
-        self._send(self._zygotes[environment], {"op": "run", "run": run, "body": body})
+        message = {"op": "run", "run": run, "body": body, "nice": NICENESS[priority]}
+        self._send(self._zygotes[environment], message)
 
     def kill(self, run: int, environment: bytes) -> None:
         """Have a child's process group killed by its zygote, which knows whether it still lives."""
@@ -140,7 +144,7 @@ class ZygoteRunner:
                     [spec["python"], *self._entry],
                     env=environ,
                     cwd=directory,
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=log,
                     start_new_session=True,

@@ -32,6 +32,16 @@ def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
+def is_gone(pid: int) -> bool:
+    """Say whether a process has ended; one that only init has yet to collect has."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    state, parent = stat.rpartition(")")[2].split()[:2]
+    return state == "Z" and parent == "1"
+
+
 def processes_of(directory: Path) -> list[int]:
     """Return the live processes that belong to the broker of a directory, zombies included."""
     lock = directory / "broker-w1.lock"
@@ -91,6 +101,7 @@ class Farm:
         return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     wait_for = staticmethod(wait_for)
+    is_gone = staticmethod(is_gone)
 
     def close(self) -> None:
         """Close the clients and wait until nothing of the farm is left."""
@@ -99,7 +110,7 @@ class Farm:
         pids = processes_of(self.directory)
         if pids:
             os.kill(pids[0], signal.SIGTERM)
-        wait_for(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in pids))
+        wait_for(lambda: all(map(is_gone, pids)))
 
 
 @pytest.fixture(scope="session")

@@ -91,7 +91,7 @@ def test_broker_ends_after_its_last_client(farm: Any) -> None:
     """Some time after the last client went, broker and zygote are gone, the socket with them."""
     finish(start(farm, "compile_many", "1"))
     pid = farm.broker_pid
-    farm.wait_for(lambda: not Path(f"/proc/{pid}").exists())
+    farm.wait_for(lambda: farm.is_gone(pid))
     assert not list(farm.directory.glob("*.sock"))
 
 
@@ -126,7 +126,7 @@ def test_terminated_broker_takes_its_processes_along(farm: Any) -> None:
     scratch = Path(os.readlink(f"/proc/{zygote}/cwd"))
     client.close()
     os.kill(broker, signal.SIGTERM)
-    farm.wait_for(lambda: not any(Path(f"/proc/{n}").exists() for n in (broker, zygote, child)))
+    farm.wait_for(lambda: all(map(farm.is_gone, (broker, zygote, child))))
     assert not scratch.exists()
 
 
