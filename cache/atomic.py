@@ -117,7 +117,7 @@ def names(directory: Path) -> Iterator[str]:
 
 def is_temporary(name: str) -> bool:
     """Say whether a directory entry is one of our unfinished files."""
-    return name.startswith(".") and name.endswith(".tmp")
+    return name.startswith(".") and name.endswith((".tmp", ".tmp-lock"))
 
 
 def _temporary_beside(path: Path) -> Path:

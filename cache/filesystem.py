@@ -64,6 +64,13 @@ def prepare(path: Path) -> str:
 
     It must lie on a local filesystem, belong to this user or root, and not be open to others.
     """
+    name = filesystem_of(_nearest_existing(path))
+    if is_network(name):
+        raise NetworkFilesystem(
+            path,
+            f"it lies on a network filesystem ({name}), where LMDB loses records",
+            "name a directory on a local disk or under /dev/shm, on each machine",
+        )
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
@@ -71,13 +78,6 @@ def prepare(path: Path) -> str:
         raise NotWritable(path, "it is not a directory", "name a directory") from None
     except OSError as error:
         raise NotWritable(path, _why(error), "name a directory that you may create") from None
-    name = filesystem_of(path)
-    if is_network(name):
-        raise NetworkFilesystem(
-            path,
-            f"it lies on a network filesystem ({name}), where LMDB loses records",
-            "name a directory on a local disk or under /dev/shm, on each machine",
-        )
     _check_owner(path, status)
     try:
         probe = path / f".{os.getpid()}-{os.urandom(6).hex()}.tmp"
@@ -116,7 +116,9 @@ def default_directory(environ: Mapping[str, str]) -> tuple[Path, str | None]:
     usual = home / "kernelfarm"
     nearest = _nearest_existing(usual)
     name = filesystem_of(nearest)
-    if is_network(name) or name in LAYERED:
+    if not usual.is_absolute():
+        why = "belongs to a user without a home"
+    elif is_network(name) or name in LAYERED:
         why = f"lies on {name}"
     elif not os.access(nearest, os.W_OK | os.X_OK):
         why = "cannot be written"

@@ -95,13 +95,17 @@ def listed(directory: Path) -> list[GenerationName]:
 
 
 def create(directory: Path, name: GenerationName) -> None:
-    """Make an empty generation; it appears under its name complete or not at all."""
+    """Make an empty generation, complete or not at all; raises Trouble, OSError."""
+    import lmdb
+
     temporary = directory / f".{name}.{os.getpid()}.tmp"
     lock = Path(f"{temporary}-lock")
     try:
         _open_lmdb(temporary, name.size).close()
         os.truncate(temporary, name.size)
         os.rename(temporary, directory / str(name))
+    except lmdb.Error as error:
+        raise Trouble("storage", f"cannot make {name}: {error}") from None
     finally:
         for leftover in (temporary, lock):
             with contextlib.suppress(OSError):

@@ -15,6 +15,8 @@ from .locks import FileLock, Gate, LockTimeout
 from .store import Lease
 
 _LOCK_TIMEOUT = 1.0
+#: No lease is longer, in seconds.
+_LONGEST = 86_400.0
 #: Above this many files, the expired ones are removed when a lease is taken.
 _SWEEP_ABOVE = 128
 
@@ -33,13 +35,14 @@ class LeaseFiles:
         """Take the lease of ``digest`` if it is free or has expired; never waits, never raises."""
         path = self._directory / digest.hex()
         token = os.urandom(12).hex()
+        ttl = min(ttl, _LONGEST)
         now = self._clock()
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._lock.hold(_LOCK_TIMEOUT):
                 _, expires = _read(path)
                 # A lease far in the future was written under another clock.
-                if now < expires <= now + 10 * max(ttl, 60.0):
+                if now < expires <= now + _LONGEST:
                     return Lease(False, expires)
                 self._sweep(now)
                 atomic.put(path, f"{token} {now + ttl!r}\n")

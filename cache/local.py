@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import record as records
 from .counters import Counters, Notice, Once
-from .errors import BadKey, BadRecord
+from .errors import BadRecord
 from .generation import Damaged, Full, Trouble
 from .key import DIGEST_BYTES, Key, digest_bytes
 from .leases import LeaseFiles
@@ -16,8 +17,6 @@ from .locks import LockTimeout
 from .record import Record
 from .shelf import Shelf
 from .store import LEASE_TTL, Inventory, KeyLike, Lease, refuse
-
-_EXPECTED = (BadRecord, BadKey, Full, Trouble, Damaged, LockTimeout, OSError)
 
 
 class LocalStore:
@@ -77,7 +76,7 @@ class LocalStore:
         elif wanted:
             try:
                 self._shelf.read(wanted, accept)
-            except _EXPECTED as error:
+            except Exception as error:  # whatever it is, it must cost a compile and not the job
                 self._once.tell("read", f"the store cannot be read: {error}; compiling instead")
                 doubts.update(dict.fromkeys(wanted, "storage"))
             self._pass_on_events()
@@ -100,7 +99,7 @@ class LocalStore:
                 raise BadRecord("closed", "the store is closed")
             items = {record.digest: records.encode(record) for record in batch}
             kept = self._shelf.write(list(items.items()), self._stands) if items else set()
-        except _EXPECTED as error:
+        except Exception as error:  # whatever it is, the caller has its kernel and goes on
             self._pass_on_events()
             reason, detail = _explained(error)
             refuse(self._counters, self._once, self._strict, reason, detail)
@@ -117,7 +116,7 @@ class LocalStore:
             return False
         try:
             return self._shelf.has(digest_bytes(key))
-        except _EXPECTED:
+        except Exception:  # the read that follows counts and tells
             return False
 
     def lease(self, key: KeyLike, ttl: float = LEASE_TTL) -> Lease:
@@ -155,7 +154,7 @@ class LocalStore:
                 for path in self._shelf.files():
                     disk_bytes += path.stat().st_blocks * 512
                     files += 1
-            except _EXPECTED as error:
+            except Exception as error:  # a report, too, must not end in a traceback
                 self._once.tell("read", f"the store cannot be read: {error}")
         place = str(self._shelf.directory)
         return Inventory(counts, sizes, disk_bytes, files, unreadable, place)
@@ -195,7 +194,9 @@ def _explained(error: Exception) -> tuple[str, str]:
             text = str(error)
             reason = "disk_full" if "No space left" in text else error.reason
             return reason, text
-        case OSError(errno=28):
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return "disk_full", str(error)
-        case _:
+        case OSError():
             return "storage", str(error)
+        case _:
+            return "internal", f"{type(error).__name__}: {error}"

@@ -78,14 +78,20 @@ def open_store(
     for place in places:
         try:
             opened = _open_shelf(place, quota_bytes, generations)
-        except StoreUnusable as error:
+        except (StoreUnusable, OSError, ValueError) as error:
             if directory is not None:
-                raise
+                raise _named(place, error) from None
             once.tell(str(place), f"{error}; trying the next place")
             continue
         return LayeredStore(_memory(parsed_bytes), _local(opened, strict, notice))
     once.tell("memory", "no directory can hold a store; compiled kernels last for this process")
     return _memory(parsed_bytes, strict, notice)
+
+
+def _named(place: Path, error: Exception) -> StoreUnusable:
+    if isinstance(error, StoreUnusable):
+        return error
+    return NotWritable(place, str(error), "name a directory of your own on a local disk")
 
 
 class _Opened:

@@ -125,6 +125,9 @@ class Shelf:
                             raise
                     except Damaged as error:
                         broken.append((gens[0], error))
+                    except Trouble:
+                        self._reopen_later(gens[0])
+                        raise
                     if not broken:
                         self._rotate()
                 for gen, why in broken:
@@ -194,6 +197,7 @@ class Shelf:
                     continue
                 except Trouble as error:
                     self._events.append((error.reason, f"cannot read the store: {error}"))
+                    self._reopen_later(gen)
                     continue
                 for digest, data in found.items():
                     if accept(digest, data):
@@ -286,6 +290,12 @@ class Shelf:
             # We are inside the gate ourselves, so this waits at least until we leave.
             self.gate.when_empty(gen.close)
 
+    def _reopen_later(self, gen: Generation) -> None:
+        # LMDB refuses all further work after some failures until the file is opened again.
+        with self._listing:
+            self._replace(tuple(other for other in self._open if other is not gen))
+            self._seen = None
+
     def _fits(self, items: Sequence[tuple[bytes, bytes]]) -> bool:
         inline = generation.max_inline(self._size)
         return generation.room_for(items, inline) < self._size - inline - 16 * generation.PAGE
@@ -294,6 +304,7 @@ class Shelf:
         with self._listing, self._filing.hold(self.lock_timeout):
             os.makedirs(self.directory / "large", mode=0o700, exist_ok=True)
             atomic.sweep(self.directory)
+            atomic.sweep(self.directory / "large")
             names = generation.listed(self.directory)
             number = max(names[0].number if names else 0, aside.highest_number(self.directory)) + 1
             name = GenerationName(number, self._size)

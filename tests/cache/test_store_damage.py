@@ -142,6 +142,27 @@ def test_a_flipped_bit_in_a_payload_costs_that_record_only(
     assert store.stats()["nondeterministic"] == 0
 
 
+def test_a_flipped_byte_in_every_value_is_found_in_every_value(
+    filled: tuple, opened: Callable[..., Store]
+) -> None:
+    """All records damaged, each somewhere else: all are misses, and all can be put again."""
+    path, records = filled
+    data = bytearray(path.read_bytes())
+    rng = random.Random(3)
+    for wanted in records:
+        encoded = encode(wanted)
+        start = data.find(encoded)
+        assert start > 0
+        data[start + rng.randrange(len(encoded))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+    store = opened()
+    assert store.get_many([r.digest for r in records]) == {}
+    assert sum(store.stats()["misses"].values()) == COUNT
+    assert "absent" not in store.stats()["misses"]
+    assert store.put_many(records)
+    assert store.get_many([r.digest for r in records]) == {r.digest: r for r in records}
+
+
 @pytest.mark.parametrize("page", [0, 1])
 @pytest.mark.parametrize("offset", [0, 8, 10, 16, 20, 32, 40, 45, 136, 144])
 def test_a_flipped_bit_in_a_meta_page(

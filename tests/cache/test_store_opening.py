@@ -52,7 +52,7 @@ def test_a_named_directory_on_a_network_filesystem_is_refused(
     assert str(local_dir / "store") in message
     assert f"({name})" in message
     assert "name a directory on a local disk" in message
-    assert list((local_dir / "store").iterdir()) == []
+    assert list(local_dir.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "unknown"])
@@ -150,6 +150,21 @@ def test_a_directory_of_somebody_else_is_refused(local_dir: Path) -> None:
     os.chown(folder, 12345, 12345)
     with pytest.raises(ForeignOwner, match="12345"):
         open_store(local_dir / "store")
+
+
+def test_a_path_that_no_system_takes_is_refused(local_dir: Path) -> None:
+    """A null byte or an endless name is NotWritable like any other unfit path."""
+    for name in ("a\0b", "x" * 300):
+        with pytest.raises(NotWritable):
+            open_store(local_dir / name)
+
+
+def test_a_user_without_a_home_gets_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where "~" means nothing, no folder of that name is made."""
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    where, why = filesystem.default_directory({})
+    assert where.parent == filesystem.SHARED_MEMORY
+    assert why is not None and "without a home" in why
 
 
 def test_a_directory_that_everybody_writes_is_refused(local_dir: Path) -> None:

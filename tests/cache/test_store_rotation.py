@@ -193,6 +193,50 @@ def test_a_full_disk_is_a_failed_put_and_no_signal(
     assert store.stats()["damaged"] == 0
 
 
+def test_a_full_disk_at_rotation_is_a_failed_put(
+    small_disk: Path, opened: Callable[..., Store], record: Callable
+) -> None:
+    """A new file that cannot be made is a counted failure too, and nothing stored is dropped."""
+    store = opened(small_disk / "store", quota_bytes=3 << 20)
+    filler = small_disk / "filler"
+    kept = 0
+    while store.stats()["rotations"] == 0:
+        assert store.put(record(f"r{kept}", 20_000))
+        kept += 1
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+    assert not all(store.put(record(f"more {n}", 20_000)) for n in range(100))
+    assert set(store.stats()["put_failures"]) == {"disk_full"}
+    assert store.get_many([record(f"r{n}", 20_000).digest for n in range(kept)]).keys() == {
+        record(f"r{n}", 20_000).digest for n in range(kept)
+    }
+    filler.unlink()
+    assert store.put(record("again", 20_000))
+
+
+def test_a_fault_of_our_own_costs_a_compile_and_not_the_job(
+    opened: Callable[..., Store], record: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is raised inside, reads miss, puts are False, and one notice says what it was."""
+    told: list[str] = []
+    store = opened(notice=told.append)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr(generation.Generation, "read_many", fail)
+    monkeypatch.setattr(generation.Generation, "write_many", fail)
+    assert not store.put(record("a"))
+    assert store.get(record("a").digest) is None
+    assert not store.put(record("a"))
+    assert store.stats()["put_failures"] == {"internal": 2}
+    assert len(told) == 2
+
+
 def test_a_strict_store_says_why_a_put_failed(
     opened: Callable[..., Store], record: Callable
 ) -> None:
