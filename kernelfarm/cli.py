@@ -61,13 +61,13 @@ def _warm(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(report.to_json()))
     else:
-        print(_warm_text(report.to_json()))
+        print(_warm_text(report.to_json(), report.phases))
     for failure in report.failures:
         _complain(failure, FAILED)
     return OK if report.ok else FAILED
 
 
-def _warm_text(report: dict[str, Any]) -> str:
+def _warm_text(report: dict[str, Any], phases: dict[str, float]) -> str:
     graphs, kernels = report["graphs"], report["kernels"]
     by = ", ".join(f"{count} {place}" for place, count in report["compiled_by"].items())
     return "\n".join(
@@ -78,7 +78,8 @@ def _warm_text(report: dict[str, Any]) -> str:
             f"kernels  {kernels['distinct']} distinct: {kernels['compiled']} compiled"
             f"{f' ({by})' if by else ''}, {kernels['from_store']} from store, "
             f"{kernels['failed']} failed",
-            f"seconds  {report['seconds']:.1f}",
+            f"seconds  {report['seconds']:.1f}, of which {phases.get('wait', 0.0):.1f} waiting "
+            "for kernels",
             f"store    {report['store']}",
         )
     )

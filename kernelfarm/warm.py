@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .compiler.report import Report
 from .compiler.seam.target import Target
 from .compose import Session, World, compose
 from .errors import FunctionFailed, NothingTraced, said
@@ -29,7 +30,7 @@ class WarmReport:
 
     ``graphs`` has total, compiled, from_store; ``kernels`` has distinct, compiled, from_store,
     failed, and distinct is the sum of the other three. ``compiled_by`` maps places to kernels,
-    ``failures`` holds one message per failed kernel or graph.
+    ``failures`` holds one message per failed kernel or graph, ``phases`` seconds by phase.
     """
 
     graphs: dict[str, int]
@@ -38,7 +39,8 @@ class WarmReport:
     compiled_by: dict[str, int]
     seconds: float
     store: str
-    failures: tuple[str, ...] = field(default=())
+    failures: tuple[str, ...] = ()
+    phases: dict[str, float] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -71,11 +73,14 @@ class _Sum:
         default_factory=lambda: dict.fromkeys(("distinct", "compiled", "from_store", "failed"), 0)
     )
     failures: list[str] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
 
-    def add(self, graphs: dict[str, int], kernels: dict[str, int]) -> None:
-        for mine, more in ((self.graphs, graphs), (self.kernels, kernels)):
+    def add(self, report: Report, kernels: dict[str, int]) -> None:
+        for mine, more in ((self.graphs, report.graphs), (self.kernels, kernels)):
             for name in mine:
                 mine[name] += more[name]
+        for phase, seconds in report.phases.items():
+            self.phases[phase] = self.phases.get(phase, 0.0) + seconds
 
 
 def warm_start(
@@ -161,13 +166,13 @@ def warm_targets(
         seconds=time.monotonic() - started,
         store=world.store_place(),
         failures=tuple(dict.fromkeys(total.failures)),
+        phases=total.phases,
     )
 
 
 def _warm_one(name: str, trace: Trace, world: World, session: Session, total: _Sum) -> None:
     # Here, because these import torch, which nobody should wait for to read a usage message.
     from .compiler.pipeline import CompileContext, compile_graph, run_eagerly, settle
-    from .compiler.report import Report
 
     report = Report()
     context = CompileContext(
@@ -196,4 +201,4 @@ def _warm_one(name: str, trace: Trace, world: World, session: Session, total: _S
     tell_uncached(report, world.notices)
     if not report.graphs["total"] and not total.failures:
         raise NothingTraced(name)
-    total.add(report.graphs, session.tally.kernels())
+    total.add(report, session.tally.kernels())
