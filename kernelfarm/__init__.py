@@ -5,7 +5,8 @@
 
 knobs     every setting: its type, its default, whether it changes generated code
 compose   who gets which store and which farm
-service   kernels from the store, else from the farm; graphs from the store
+service   kernels from the store, else from the farm (contract: what is asked of a farm)
+graphs    graphs from the store
 backend   what torch.compile calls
 warm      the same flow on fake tensors, for an explicit target
 stats     what a store holds and what a process did with it

@@ -17,11 +17,13 @@ from .cache.filesystem import default_directory
 from .cache.store import MemoryStore, Store
 from .compiler.seam.target import Target
 from .compiler.seam.toolchain import Toolchain, current_toolchain
+from .contract import Farm
 from .farm.errors import FarmClosed, FarmUnavailable, UnsafeDirectory, WireMismatch
+from .graphs import StoredGraphs
 from .inline import InlineFarm
 from .knobs import Knobs
 from .notices import Notices
-from .service import CachedService, Farm, StoredGraphs
+from .service import CachedService
 from .tally import Tally
 from .writer import Writer
 

@@ -20,7 +20,7 @@ from .compiler.seam.request import Artifact, CompileRequest, SourceRequest
 from .compiler.seam.target import Target
 from .compiler.seam.toolchain import Toolchain
 from .compiler.service import KeyParts, Priority
-from .service import OnKeyed
+from .contract import OnKeyed
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Job:
 
 
 class InlineFarm:
-    """Compiles in this process; implements `service.Farm`."""
+    """Compiles in this process; implements `contract.Farm`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Kernels from the store, else from the farm; graphs from the store.
+"""Kernels from the store, else from the farm.
 
 A request's own key is its alias (kernel text) or already the kernel key (TTIR). Equal requests in
 flight in this process are one future. A submit costs its caller a digest and look-ups that
@@ -12,70 +12,17 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import msgpack
+from typing import Any
 
 from .cache.key import DIGEST_BYTES, Key
 from .cache.record import Record
 from .cache.store import Store
 from .compiler.seam.request import Artifact, CompileRequest, SourceRequest
-from .compiler.seam.target import Target
-from .compiler.seam.toolchain import Toolchain
-from .compiler.service import Compiled, KeyParts, Priority, StoredGraph
+from .compiler.service import Compiled, KeyParts, Priority
+from .contract import Farm, Result
 from .notices import Notices
 from .tally import Span, Tally
 from .writer import Writer
-
-#: Answers, once the kernel key is known, whether the compile can be saved.
-OnKeyed = Callable[[bytes, KeyParts], Artifact | None]
-
-
-class Result(Protocol):
-    """What a farm settles its futures with (see `farm.client.FarmResult`)."""
-
-    @property
-    def key(self) -> bytes: ...
-    @property
-    def parts(self) -> KeyParts: ...
-    @property
-    def artifact(self) -> Artifact: ...
-    @property
-    def joined(self) -> bool: ...
-    @property
-    def started(self) -> float: ...
-    @property
-    def finished(self) -> float: ...
-
-
-class Farm(Protocol):
-    """What the service asks of a farm: `farm.client.FarmClient`, or compiling in this process."""
-
-    def submit(
-        self,
-        request: SourceRequest | CompileRequest,
-        priority: int,
-        *,
-        on_keyed: OnKeyed | None = None,
-    ) -> Future[Any]:
-        """Queue a request; the future settles with a `Result`."""
-        ...
-
-    def prepare(self, target: Target, toolchain: Toolchain) -> None:
-        """Get ready to compile for a target; returns at once."""
-        ...
-
-    def raise_priority(self, futures: Sequence[Any], priority: int) -> None:
-        """Have these served sooner."""
-        ...
-
-    def stats(self) -> dict[str, Any]:
-        """Return the farm's counters."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the farm; what is in flight settles with an error."""
-        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -308,66 +255,6 @@ class CachedService:
             self._waiting.pop(flight.future, None)
 
 
-class StoredGraphs:
-    """The compiler's `GraphStore`: a hit only if every kernel that the graph names is there."""
-
-    def __init__(self, store: Store, *, writer: Writer, tally: Tally, notices: Notices) -> None:
-        self._store = store
-        self._writer = writer
-        self._tally = tally
-        self._notices = notices
-
-    def load(self, parts: KeyParts) -> StoredGraph | None:
-        """Return a graph whose every kernel is present, or None; never raises for a bad record."""
-        found = self._load(parts)
-        self._tally.graph("missed" if found is None else "loaded")
-        if found is not None:
-            for key in found.kernels:
-                self._tally.kernel(key, "store")
-        return found
-
-    def save(self, parts: KeyParts, program: bytes, kernels: Sequence[bytes]) -> None:
-        """Queue the publication of a graph, behind the kernels that it names."""
-        named = tuple(dict.fromkeys(kernels))
-
-        def publish() -> None:
-            if not all(self._store.contains(key) for key in named):
-                self._tally.graph("unpublished")
-                self._notices.tell(
-                    "graph_unpublished",
-                    "kernelfarm: a graph was not stored, because the store does not hold all of "
-                    "its kernels; the next process compiles it again",
-                )
-                return
-            payload = msgpack.packb({"program": program, "kernels": list(named)})
-            if self._store.put(Record.of(Key.of("graph", parts), payload)):
-                self._tally.graph("saved")
-
-        self._writer.add(publish)
-
-    def _load(self, parts: KeyParts) -> StoredGraph | None:
-        record = self._store.get(Key.of("graph", parts))
-        if record is None:
-            return None
-        opened = _open_graph(record.payload)
-        if opened is None:
-            self._notices.tell(
-                "graph_malformed",
-                "kernelfarm: a stored graph cannot be read and is compiled again",
-            )
-            return None
-        program, keys = opened
-        records = self._store.get_many(keys)
-        artifacts: dict[bytes, Artifact] = {}
-        for key in keys:
-            kernel = records.get(key)
-            artifact = None if kernel is None else artifact_of(kernel, self._notices)
-            if artifact is None:
-                return None
-            artifacts[key] = artifact
-        return StoredGraph(program, artifacts)
-
-
 def artifact_of(record: Record, notices: Notices) -> Artifact | None:
     """Return the artifact in a kernel record; None, a notice and a counter if it is no artifact."""
     if record.kind != "kernel":
@@ -380,17 +267,3 @@ def artifact_of(record: Record, notices: Notices) -> Artifact | None:
             f"kernelfarm: a stored kernel cannot be read ({error}) and is compiled again",
         )
         return None
-
-
-def _open_graph(payload: bytes) -> tuple[bytes, tuple[bytes, ...]] | None:
-    """Take a graph record's payload apart: program and kernel digests, None if malformed."""
-    try:
-        value = msgpack.unpackb(payload)
-        program, kernels = value["program"], tuple(value["kernels"])
-    except Exception:  # msgpack raises a family of errors for damaged bytes
-        return None
-    if not isinstance(program, bytes):
-        return None
-    if not all(isinstance(key, bytes) and len(key) == DIGEST_BYTES for key in kernels):
-        return None
-    return program, kernels

@@ -15,9 +15,10 @@ from kernelfarm.compiler.seam.options import Options
 from kernelfarm.compiler.seam.request import Artifact, CompileRequest, KernelMetadata, SourceRequest
 from kernelfarm.compiler.seam.target import Target
 from kernelfarm.compiler.seam.toolchain import Toolchain
+from kernelfarm.graphs import StoredGraphs
 from kernelfarm.inline import InlineResult
 from kernelfarm.notices import Notices
-from kernelfarm.service import CachedService, StoredGraphs
+from kernelfarm.service import CachedService
 from kernelfarm.tally import Tally
 from kernelfarm.writer import Writer
 
