@@ -33,9 +33,9 @@ LIMIT = 600
 def _compatible(a: T, b: T) -> bool:
     pairs = zip(reversed(a.shape), reversed(b.shape), strict=False)
     joint = [max(x, y) for x, y in pairs]
-    return all(x == y or 1 in (x, y) for x, y in zip(a.shape[::-1], b.shape[::-1], strict=False)) and (
-        math.prod(joint) * max(a.numel(), b.numel()) < LIMIT**2
-    )
+    return all(
+        x == y or 1 in (x, y) for x, y in zip(a.shape[::-1], b.shape[::-1], strict=False)
+    ) and (math.prod(joint) * max(a.numel(), b.numel()) < LIMIT**2)
 
 
 def _reshape(x: T, k: int) -> T:

@@ -373,9 +373,7 @@ def check(
         from interpret import interpret
 
         results, _ = interpret(gm, inputs)
-        for position, (g, w, t) in enumerate(
-            zip(results, want, traced_outputs(gm), strict=True)
-        ):
+        for position, (g, w, t) in enumerate(zip(results, want, traced_outputs(gm), strict=True)):
             assert_same(g, w, f"interpreted output {position}", tolerance)
             if strides and isinstance(t, torch.Tensor):
                 assert_layout(g, t, f"interpreted output {position}")
