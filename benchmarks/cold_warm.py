@@ -98,7 +98,7 @@ def child(system: str, start: str, check: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     model, args = gpt2.infer()
     torch.cuda.synchronize()
-    clock = Clock(torch)
+    clock = Clock()
     with torch.no_grad():
         started = time.perf_counter()
         call = prepare(system, model, clock)
@@ -114,7 +114,7 @@ def child(system: str, start: str, check: bool) -> dict[str, Any]:
             "torch": torch.__version__,
             "gpu": torch.cuda.get_device_name(),
         }
-        line |= details(system, started)
+        line |= details(system)
         if check:
             line["check"] = compare(torch, model, call, args)
     return line
@@ -123,8 +123,7 @@ def child(system: str, start: str, check: bool) -> dict[str, Any]:
 class Clock:
     """When the backend was entered and left, and what the tracer said of its own phases."""
 
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
+    def __init__(self) -> None:
         self.entered = 0.0
         self.backend = 0.0
         self.phases: dict[str, float] = {}
@@ -208,8 +207,13 @@ def steady(torch: Any, call: Callable[..., Any], args: Any) -> float:
     return statistics.median(times)
 
 
-def details(system: str, started: float) -> dict[str, Any]:
-    """Return what kernelfarm itself reports: graphs, kernels, phases, speculation, submit costs."""
+def details(system: str) -> dict[str, Any]:
+    """Return what the compiler itself reports; of ours also graphs, kernels and speculation."""
+    if system == "inductor":
+        from torch._dynamo.utils import compilation_time_metrics
+
+        sums = {name: sum(times) for name, times in compilation_time_metrics.items()}
+        return {"phases_s": {name: round(s, 4) for name, s in sums.items() if s >= 0.05}}
     if system != "kernelfarm":
         return {}
     from kernelfarm.backend import REPORT, TALLY

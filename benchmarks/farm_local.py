@@ -3,7 +3,7 @@
     python benchmarks/farm_local.py [--kernels 60] [--target h200] [--clients 8]
 
 ready       seconds from a client's first words to a zygote that takes work, nothing running before
-submit      microseconds that a submit costs its caller, idle and beside a busy thread
+submit      microseconds that a submit costs its caller, with pauses and with work in between
 compile     kernels per second and slots; milliseconds per kernel beyond its own stages
 inline      the same kernels in one process, one after the other, for comparison
 shared      several processes that want the same kernels at once: compiles, joins, seconds
@@ -17,7 +17,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -78,29 +77,22 @@ def measure_ready(options: ServerOptions, target: Target, toolchain: Toolchain) 
 
 
 def measure_submit(client: FarmClient, target: Target, toolchain: Toolchain) -> None:
-    """Time submits: of new requests, with an idle process and with a thread in a loop."""
-    for name, busy in (("idle", False), ("busy", True)):
-        stop = threading.Event()
-
-        def spin(stop: threading.Event = stop) -> None:
-            while not stop.is_set():
-                sum(range(100))
-
-        thread = threading.Thread(target=spin, daemon=True)
-        if busy:
-            thread.start()
+    """Time submits with a pause between them, and with Python work between them, as a tracer has."""
+    for name, salt in (("idle", 2000), ("tracing", 2001)):
         costs, futures = [], []
-        for request in kernels(300, target, toolchain, 2000 + busy):
+        for request in kernels(300, target, toolchain, salt):
             started = time.perf_counter()
             futures.append(client.submit(request))
             costs.append(1e6 * (time.perf_counter() - started))
-            time.sleep(0.001)  # a tracer emits a kernel now and then, not three hundred at once
-        stop.set()
+            if name == "idle":
+                time.sleep(0.002)
+            while time.perf_counter() - started < 0.002:
+                sum(range(50))
         for future in futures:
             future.cancel()
         report(
             "submit",
-            process=name,
+            between=name,
             p50_us=percentile(costs, 0.5),
             p99_us=percentile(costs, 0.99),
             max_us=max(costs),
