@@ -79,14 +79,10 @@ def prepare(path: Path) -> str:
     except OSError as error:
         raise NotWritable(path, _why(error), "name a directory that you may create") from None
     _check_owner(path, status)
-    try:
-        probe = path / f".{os.getpid()}-{os.urandom(6).hex()}.tmp"
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        os.unlink(probe)
-    except OSError as error:
+    if not os.access(path, os.W_OK | os.X_OK):
         raise NotWritable(
-            path, _why(error), "make it writable, or name a directory that is"
-        ) from None
+            path, "it cannot be written", "make it writable, or name a directory that is"
+        )
     return name
 
 

@@ -37,6 +37,27 @@ def test_a_record_survives_its_encoding(
     assert records.stated_length(data[:64]) == len(data)
 
 
+# A change here makes every stored record unreadable: raise VERSION with it.
+GOLDEN = bytes.fromhex(
+    "4b46523101000000d800000002000000010000000700000020000000000000002000000000000000"
+    "9ab190b13d39ce81e437de11f1e53407b97e43c8197fa7159c7463250e67d2da02d449a31fbb267c"
+    "8f352e9968a79e3e5fc95c1bbeaa502fd6454ebde5a4bedc77d3dfa2e955490212d014f3a3034302"
+    "00f1536500000000814b00000002000000040074657874012c010000000000000afa5eb0871c38e7"
+    "2e8dfed71861ecde977c9635456a24bc289c0edeae50e1cc06007461726765740007000000000000"
+    "00637564613a39304413b8c72b704f10111111111111111111111111111111111111111111111111"
+    "1111111111111111"
+)
+
+
+def test_the_layout_of_records_has_not_changed_without_a_new_version() -> None:
+    """A fixed record has the bytes that were written down with version 1, both ways."""
+    key = Key.of("alias", (("text", b"t" * 300), ("target", b"cuda:90")))
+    record = Record.of(key, b"\x11" * 32, build_ms=7, created=1_700_000_000)
+    assert (records.VERSION, encode(record)) == (1, GOLDEN)
+    assert decode(GOLDEN, key) == record
+    assert [part.name for part in decode(GOLDEN).parts] == ["text", "target"]
+
+
 def test_every_flipped_bit_is_detected(record: Callable) -> None:
     """Each bit of a record, flipped alone, makes the read refuse it, asked by Key or digest."""
     wanted = record("a", 700)
