@@ -1,7 +1,9 @@
 """GPT-2 inference: what the README's first command compiles, and a script for a GPU.
 
-    kernelfarm warm examples/gpt2.py:infer --target h200    no GPU needed
-    python examples/gpt2.py                                 runs it and compares with eager
+No GPU is needed to compile it; a script run on one compares it with eager::
+
+    kernelfarm warm examples/gpt2.py:infer --target h200
+    python examples/gpt2.py
 """
 
 from __future__ import annotations
