@@ -77,7 +77,7 @@ def measure_ready(options: ServerOptions, target: Target, toolchain: Toolchain) 
 
 
 def measure_submit(client: FarmClient, target: Target, toolchain: Toolchain) -> None:
-    """Time submits with a pause between them, and with Python work between them, as a tracer has."""
+    """Time submits with a pause between them, and with Python work, as a tracer has."""
     for name, salt in (("idle", 2000), ("tracing", 2001)):
         costs, futures = [], []
         for request in kernels(300, target, toolchain, salt):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from .errors import Failure
-from .events import AUTOTUNE, EMITTED, SPECULATIVE, WAITING
 from .jobs import Job, Run
+from .levels import AUTOTUNE, EMITTED, SPECULATIVE, WAITING
 from .limits import Limits
 from .recall import History
 

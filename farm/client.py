@@ -22,7 +22,6 @@ from typing import Any
 from ..compiler.seam.request import CompileRequest, SourceRequest
 from ..compiler.seam.target import Target
 from ..compiler.seam.toolchain import Toolchain, codegen_environment
-from . import events as ev
 from .commands import Call, Cancelled, Close, Command, Environment, OnKeyed, Prepare, Raise, Submit
 from .errors import FarmClosed
 from .exchange import Exchange
@@ -30,6 +29,7 @@ from .future import FarmFuture
 from .future import FarmResult as FarmResult
 from .hosting import ServerOptions
 from .launch import KEPT_VARIABLES
+from .levels import EMITTED, WAITING
 from .link import Link
 from .places import import_roots, socket_directory
 from .wire import pack_body
@@ -67,7 +67,7 @@ class FarmClient:
     def submit(
         self,
         request: SourceRequest | CompileRequest,
-        priority: int = ev.EMITTED,
+        priority: int = EMITTED,
         *,
         on_keyed: OnKeyed | None = None,
     ) -> FarmFuture:
@@ -92,7 +92,7 @@ class FarmClient:
         if self._thread is None:
             self._start()
 
-    def raise_priority(self, futures: Sequence[FarmFuture], priority: int = ev.WAITING) -> None:
+    def raise_priority(self, futures: Sequence[FarmFuture], priority: int = WAITING) -> None:
         """Have these served sooner; by default before everything that nobody waits for."""
         self._commands.put(Raise(tuple(futures), int(priority)))
 
@@ -169,7 +169,7 @@ class FarmClient:
         return found
 
     def _on_wait(self, future: FarmFuture) -> None:
-        self._commands.put(Raise((future,), ev.WAITING))
+        self._commands.put(Raise((future,), WAITING))
 
     def _on_cancel(self, future: FarmFuture) -> None:
         self._commands.put(Cancelled(future))

@@ -14,7 +14,7 @@ from .future import FarmFuture
 OnKeyed = Callable[[bytes, KeyParts], Artifact | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Environment:
     """What a zygote is started with, and its digest."""
 
@@ -22,7 +22,7 @@ class Environment:
     spec: dict[str, Any] = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Submit:
     """A caller wants a kernel."""
 
@@ -33,14 +33,14 @@ class Submit:
     on_keyed: OnKeyed | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Prepare:
     """A caller will want kernels in this environment."""
 
     environment: Environment
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Raise:
     """A caller waits, or is about to."""
 
@@ -48,14 +48,14 @@ class Raise:
     priority: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Cancelled:
     """A caller gave a future up."""
 
     future: FarmFuture
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Up:
     """There is a connection, number ``generation``."""
 
@@ -63,7 +63,7 @@ class Up:
     connection: socket.socket
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Heard:
     """A frame came in."""
 
@@ -71,26 +71,26 @@ class Heard:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Down:
     """A connection ended; another one follows."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NoBroker:
     """There is no broker and there will not be one."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Close:
     """Settle everything and end."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """Run something on the thread (for tests and statistics)."""
 

@@ -17,9 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .errors import Failure
-
-#: The levels of compiler.service.Priority (a test holds them equal); smaller is served first.
-WAITING, EMITTED, AUTOTUNE, SPECULATIVE = range(4)
+from .levels import EMITTED
 
 #: (client number, that client's request number)
 Interest = tuple[int, int]

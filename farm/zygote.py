@@ -73,7 +73,7 @@ class Zygote:
         self._frames = Frames()
         self._toolchain: Toolchain | None = None
         self._run_bytes = 4 << 30
-        #: So many more rounds orphans are looked for: they die a moment after their group is killed.
+        #: So many more rounds orphans are looked for: they die a moment after the kill.
         self._reaps = 0
         self._poll = select.poll()
         self._poll.register(broker, select.POLLIN)

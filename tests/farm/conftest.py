@@ -97,8 +97,12 @@ class Farm:
         return int((self.directory / "broker-w1.lock").read_text())
 
     def children(self, pid: int) -> list[int]:
-        """Return a process's children."""
-        return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        """Return a process's children, none if it has ended."""
+        try:
+            text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        except OSError:
+            return []
+        return [int(number) for number in text.split()]
 
     wait_for = staticmethod(wait_for)
     is_gone = staticmethod(is_gone)

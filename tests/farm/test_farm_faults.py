@@ -13,7 +13,6 @@ import pytest
 from kernelfarm.cache.key import Key
 from kernelfarm.compiler.seam.errors import BackHalfError, FrontHalfError
 from kernelfarm.compiler.seam.request import CompileRequest, SourceRequest
-from kernelfarm.farm import events as ev
 from kernelfarm.farm.errors import (
     FarmClosed,
     FarmUnavailable,
@@ -23,6 +22,7 @@ from kernelfarm.farm.errors import (
     KernelRejected,
     KernelTimeout,
 )
+from kernelfarm.farm.levels import SPECULATIVE
 
 pytestmark = pytest.mark.slow
 
@@ -208,7 +208,7 @@ def test_stopped_zygote_is_replaced(farm: Any) -> None:
     """A zygote that does not answer is killed after the deadline and a grace period."""
     # Speculation has the short deadline here, so that the second kernel has a long one.
     client = farm.client(limits={"deadlines": [90.0, 90.0, 90.0, 0.5], "kill_grace": 0.5})
-    bad = client.submit(farm.request(1, "stop_zygote"), ev.SPECULATIVE)
+    bad = client.submit(farm.request(1, "stop_zygote"), SPECULATIVE)
     settled = threading.Event()
     bad.add_done_callback(lambda future: settled.set())
     assert settled.wait(PATIENCE)
@@ -286,7 +286,7 @@ def test_cancelled_future_is_dropped(farm: Any) -> None:
     client = farm.client(slots=1)
     flag = farm.scratch / "busy"
     busy = client.submit(farm.request(1, f"slow {flag}"))
-    queued = client.submit(farm.request(2), ev.SPECULATIVE)
+    queued = client.submit(farm.request(2), SPECULATIVE)
     assert queued.cancel()
     assert busy.result(PATIENCE).artifact.binary
     stats = client.broker_stats()

@@ -113,21 +113,28 @@ def test_many_clients_come_and_go(farm: Any) -> None:
     farm.wait_for(lambda: not farm.children(zygote))
 
 
-def test_terminated_broker_takes_its_processes_along(farm: Any) -> None:
-    """SIGTERM ends the broker in order: zygote, children and scratch directories are gone."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ended_broker_takes_its_processes_along(farm: Any, number: int) -> None:
+    """However the broker ends, zygote, children, their subprocesses and directories are gone."""
     client = farm.client()
     client.submit(farm.request(0)).result(60)
     client.submit(farm.request(1, "hang"))
     farm.wait_for(lambda: client.broker_stats()["runs"] == 1)
     broker = farm.broker_pid
     (zygote,) = farm.children(broker)
-    farm.wait_for(lambda: farm.children(zygote))
-    (child,) = farm.children(zygote)
+    family: list[tuple[int, int]] = []
+
+    def is_complete() -> bool:
+        family[:] = [(c, g) for c in farm.children(zygote) for g in farm.children(c)]
+        return bool(family)
+
+    farm.wait_for(is_complete)
+    ((child, grandchild),) = family
     scratch = Path(os.readlink(f"/proc/{zygote}/cwd"))
     client.close()
-    os.kill(broker, signal.SIGTERM)
-    farm.wait_for(lambda: all(map(farm.is_gone, (broker, zygote, child))))
-    assert not scratch.exists()
+    os.kill(broker, number)
+    farm.wait_for(lambda: all(map(farm.is_gone, (broker, zygote, child, grandchild))))
+    farm.wait_for(lambda: not scratch.exists())
 
 
 def test_unsafe_directory_means_an_own_broker(farm: Any, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from kernelfarm.compiler.service import Priority
 from kernelfarm.farm import events as ev
 from kernelfarm.farm.errors import Failure, InvalidTransition
 from kernelfarm.farm.jobs import TRANSITIONS
+from kernelfarm.farm.levels import AUTOTUNE, EMITTED, SPECULATIVE, WAITING
 from kernelfarm.farm.limits import Limits
 from kernelfarm.farm.plan import Plan
 
@@ -28,7 +29,7 @@ class Bench:
         return self.plan.handle(*events)
 
     def want(
-        self, n: int, name: str, priority: int = ev.EMITTED, *, client: int = 1, size: int = 100
+        self, n: int, name: str, priority: int = EMITTED, *, client: int = 1, size: int = 100
     ) -> list[ev.Instruction]:
         return self.do(
             ev.Wanted((client, n), name.encode(), ENV, name, priority=priority, size=size)
@@ -49,7 +50,7 @@ def of(kind: type, instructions: list[ev.Instruction]) -> list[ev.Instruction]:
 
 def test_levels_are_those_of_the_compiler() -> None:
     """The farm's levels are the compiler's priorities, number for number."""
-    assert tuple(Priority) == (ev.WAITING, ev.EMITTED, ev.AUTOTUNE, ev.SPECULATIVE)
+    assert tuple(Priority) == (WAITING, EMITTED, AUTOTUNE, SPECULATIVE)
 
 
 def test_job_waits_for_its_environment() -> None:
@@ -124,7 +125,7 @@ def test_best_level_first_then_longest() -> None:
     bench.want(1, "running")
     bench.want(2, "small", size=10)
     bench.want(3, "large", size=1000)
-    bench.want(4, "urgent", ev.WAITING)
+    bench.want(4, "urgent", WAITING)
     order = []
     for run in range(1, 4):
         order += started(bench.do(ev.Succeeded(run, 1, 0.1)))
@@ -148,8 +149,8 @@ def test_joins_take_the_maximum() -> None:
     bench = Bench(slots=1)
     bench.want(1, "running")
     bench.want(2, "emitted")
-    bench.want(3, "a", ev.SPECULATIVE)
-    bench.want(4, "a", ev.WAITING)
+    bench.want(3, "a", SPECULATIVE)
+    bench.want(4, "a", WAITING)
     assert started(bench.do(ev.Succeeded(1, 1, 0.1))) == [b"a"]
 
 
@@ -159,7 +160,7 @@ def test_raise_moves_a_queued_job_ahead() -> None:
     bench.want(1, "running")
     bench.want(2, "b", size=1000)
     bench.want(3, "c", size=1)
-    bench.do(ev.Raised((1, 3), ev.WAITING), ev.Raised((1, 3), ev.SPECULATIVE))
+    bench.do(ev.Raised((1, 3), WAITING), ev.Raised((1, 3), SPECULATIVE))
     assert started(bench.do(ev.Succeeded(1, 1, 0.1))) == [b"c"]
 
 
@@ -167,7 +168,7 @@ def test_speculation_holds_half_of_the_slots() -> None:
     """Of four slots two may speculate; the others stay free for what is needed."""
     bench = Bench(slots=4)
     for n in range(4):
-        bench.want(n, f"s{n}", ev.SPECULATIVE)
+        bench.want(n, f"s{n}", SPECULATIVE)
     assert len(bench.plan._runs) == 2
     assert started(bench.want(9, "needed")) == [b"needed"]
 
@@ -175,9 +176,9 @@ def test_speculation_holds_half_of_the_slots() -> None:
 def test_speculation_makes_room_and_comes_back() -> None:
     """A waiting load without a slot has the youngest speculation killed, which is queued again."""
     bench = Bench(slots=2)
-    bench.want(1, "s", ev.SPECULATIVE)
+    bench.want(1, "s", SPECULATIVE)
     bench.want(2, "e")
-    assert bench.want(3, "load", ev.WAITING) == [ev.Kill(1, ENV, "room")]
+    assert bench.want(3, "load", WAITING) == [ev.Kill(1, ENV, "room")]
     assert started(bench.do(ev.Died(1, signal=9))) == [b"load"]
     assert started(bench.do(ev.Succeeded(2, 1, 0.1))) == [b"s"]
     assert bench.counters["runs_crash"] == 0
@@ -186,8 +187,8 @@ def test_speculation_makes_room_and_comes_back() -> None:
 def test_old_jobs_rise() -> None:
     """An autotune job that waited long is served with the emitted ones, longest first."""
     bench = Bench(slots=1, ageing=30.0)
-    bench.want(1, "running", ev.WAITING)
-    bench.want(2, "tune", ev.AUTOTUNE, size=1000)
+    bench.want(1, "running", WAITING)
+    bench.want(2, "tune", AUTOTUNE, size=1000)
     bench.now += 31
     bench.want(3, "emitted", size=10)
     assert started(bench.do(ev.Succeeded(1, 1, 0.1))) == [b"tune"]
@@ -288,8 +289,8 @@ def test_deadline_kills_retries_and_fails() -> None:
 def test_deadline_follows_the_priority() -> None:
     """A speculation that a load came to wait for gets the load's deadline."""
     bench = Bench(deadlines=(10.0, 10.0, 10.0, 5.0))
-    bench.want(1, "a", ev.SPECULATIVE)
-    bench.do(ev.Raised((1, 1), ev.WAITING))
+    bench.want(1, "a", SPECULATIVE)
+    bench.do(ev.Raised((1, 1), WAITING))
     assert bench.pass_time(6) == []
     assert bench.pass_time(4) == [ev.Kill(1, ENV, "deadline")]
 
@@ -298,9 +299,9 @@ def test_autotune_deadline_follows_the_median() -> None:
     """A config of a kernel whose others took 2 s is given up after 20 s, not after 120."""
     bench = Bench()
     for n in range(3):
-        bench.do(ev.Wanted((1, n), b"c%d" % n, ENV, "tuned", priority=ev.AUTOTUNE))
+        bench.do(ev.Wanted((1, n), b"c%d" % n, ENV, "tuned", priority=AUTOTUNE))
         bench.do(ev.Succeeded(n + 1, 1, 2.0))
-    bench.do(ev.Wanted((1, 9), b"c9", ENV, "tuned", priority=ev.AUTOTUNE))
+    bench.do(ev.Wanted((1, 9), b"c9", ENV, "tuned", priority=AUTOTUNE))
     assert bench.pass_time(19) == []
     assert bench.pass_time(1) == [ev.Kill(4, ENV, "deadline")]
 
