@@ -165,7 +165,7 @@ def _mount_number(fd: int) -> str:
 
 
 def _nearest_existing(path: Path) -> Path:
-    while not path.exists() and path != path.parent:
+    while not os.path.exists(path) and path != path.parent:
         path = path.parent
     return path
 

@@ -208,7 +208,7 @@ def _claim(place: Path) -> tuple[Path, int]:
     directory = place / name
     deadline = time.monotonic() + _CLAIM_TIMEOUT
     while True:
-        if not directory.exists():
+        if not os.path.exists(directory):
             _adopt(place, directory)
         filesystem.own_directory(directory)
         try:

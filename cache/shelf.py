@@ -106,7 +106,7 @@ class Shelf:
         ``standing(digest, kept, offered)`` says whether what is there already stands; then that
         item is left out. Raises Full (larger than a generation), Trouble, LockTimeout, OSError.
         """
-        if not self.directory.exists():  # deleted under us by a person; begin again
+        if not os.path.exists(self.directory):  # deleted under us by a person; begin again
             self.directory.mkdir(mode=0o700, parents=True)
         with self._writing.hold(self.lock_timeout):
             for attempt in range(4):

@@ -167,6 +167,29 @@ def test_a_user_without_a_home_gets_shared_memory(monkeypatch: pytest.MonkeyPatc
     assert why is not None and "without a home" in why
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_home_that_may_not_even_be_looked_into(local_dir: Path) -> None:
+    """A stranger under root's closed home gets shared memory by default, NotWritable by name."""
+    closed = local_dir / "closed"
+    closed.mkdir(mode=0o700)
+    (closed / "inner").mkdir()
+    local_dir.chmod(0o755)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.setuid(65534)
+            where, why = filesystem.default_directory({"XDG_CACHE_HOME": str(closed / "inner")})
+            ok = where.parent == filesystem.SHARED_MEMORY and "cannot be written" in str(why)
+            try:
+                open_store(closed / "inner" / "store")
+            except NotWritable as error:
+                status = 0 if ok and "permission denied" in str(error) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def test_a_directory_that_everybody_writes_is_refused(local_dir: Path) -> None:
     """World-writable without the sticky bit: others could exchange the files. With it: fine."""
     shared = local_dir / "shared"
