@@ -44,6 +44,8 @@ class Assembler:
         self._used |= {v.buffer.name for v in views_in(tuple(graph.outputs))}
         self._lines: list[host.Line] = []
         self._views: dict[tuple, str] = {}
+        #: Buffers that several library calls fill, and that have their memory already.
+        self._allocated: set[str] = set()
 
     def launch(self, launch: Launch | None, kernel: Kernel | None, live: set[str]) -> None:
         """Allocate a group's outputs and launch its kernel (None: nothing to compute)."""
@@ -62,7 +64,9 @@ class Assembler:
         kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs)
         if node.out is not None:
             buffer = node.out.buffer
-            self._lines.append(host.Allocate(buffer.name, spec_of(buffer)))
+            if buffer.name not in self._allocated:
+                self._allocated.add(buffer.name)
+                self._lines.append(host.Allocate(buffer.name, spec_of(buffer)))
             out = self._view(node.out)
             self._lines.append(host.ExternCall(out, node.op, args, kwargs, out))
             return

@@ -73,8 +73,6 @@ class Fuser:
         self.readers: dict[str, set[int]] = {}
         for position, node in enumerate(graph.nodes):
             self._add(position, node)
-        for group in self.groups.values():
-            group.deps = {self.writer[b] for b in group.reads if b in self.writer}
         self._order_random(graph)
 
     def _add(self, position: int, node: Compute | Extern) -> None:
@@ -90,6 +88,9 @@ class Fuser:
                 node.origin, position=position,
             )
         self.groups[position] = group
+        # Two library calls may fill one buffer, part by part: the later one follows the earlier.
+        touched = group.reads | group.writes
+        group.deps = {self.writer[b] for b in touched if b in self.writer}
         for name in group.writes:
             self.writer[name] = position
         for name in group.reads:
