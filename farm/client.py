@@ -59,6 +59,7 @@ class FarmClient:
         self._notice = notice or (lambda text: print(text, file=sys.stderr))
         self._environments: dict[tuple[Toolchain, str], Environment] = {}
         self._closed = False
+        import_roots()  # found once, here and not in the first submit
         self._reset()
         _clients.add(self)
         if start:

@@ -20,8 +20,9 @@ from .wire import WIRE_VERSION, Frames, pack, unpack
 #: Seconds for a broker to come up on a busy machine, and for a greeting.
 START_SECONDS = 15.0
 GREET_SECONDS = 5.0
-#: Variables that a broker has; those that change code generation come with each job instead.
-KEPT_VARIABLES = ("PATH", "HOME", "LANG", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "LD_LIBRARY_PATH")
+#: Variables that a broker has, and a zygote beside those that change code generation. Those come
+#: with each job, so that nothing of the first client reaches another client's kernels.
+KEPT_VARIABLES = ("PATH", "HOME", "LANG", "XDG_CACHE_HOME", "LD_LIBRARY_PATH")
 
 
 def broker_connection(

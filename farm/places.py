@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import stat
@@ -95,6 +96,7 @@ def peer_uid(connection: socket.socket) -> int:
     return _UCRED.unpack(data)[1]
 
 
+@functools.cache
 def import_roots() -> tuple[str, ...]:
     """Return the directories that a fresh interpreter lacks to import us and triton as we do.
 

@@ -116,6 +116,8 @@ class Zygote:
                 names = ", ".join(name for name, _, _ in asked.differences(self._toolchain))
                 raise RuntimeError(f"the compiler here is not the one asked for: {names} differ")
             warm_up(target, self._toolchain)
+            if "torch" in sys.modules:
+                raise RuntimeError("the zygote has loaded torch, and its threads with it")
             threads = _threads()
             if threads != 1:
                 raise RuntimeError(f"the zygote has {threads} threads and cannot fork safely")
@@ -231,6 +233,7 @@ class Zygote:
 def become_child(parent: int, nice: int, directory: Path) -> None:
     """Turn a fresh fork into a compile child: its group, its priority, its private place."""
     os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)  # the zygote died before that was set
@@ -261,6 +264,9 @@ def main(perform_run: Perform = perform) -> None:
     os.close(null)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # A fork of the broker's process may hold its end of the socket open beyond the broker's death.
+    signal.signal(signal.SIGTERM, lambda number, stack: sys.exit(0))
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         Zygote(broker, perform_run).serve()
