@@ -7,6 +7,7 @@ the import therefore starts opening the store and starting the farm on a thread.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -163,4 +164,11 @@ def _start_early() -> threading.Thread:
     return thread
 
 
+def _after_fork() -> None:
+    """In a forked child: another thread of the parent may have held one of these locks."""
+    global NOTICES, REPORT, TALLY
+    NOTICES, REPORT, TALLY = Notices(), Report(), Tally()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 _EARLY = _start_early()

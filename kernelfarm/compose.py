@@ -53,26 +53,22 @@ class World:
         self.writer = Writer(notices)
         self._lock = threading.Lock()
         self._spare: InlineFarm | None = None
+        self._services: dict[Tally, tuple[CachedService, StoredGraphs]] = {}
 
     def session(self, target: Target, tally: Tally | None = None) -> Session:
-        """Return the services for one target; raises ToolchainError when triton is missing."""
+        """Return the services for one target; raises ToolchainError when triton is missing.
+
+        Sessions with one tally share their service, so that equal kernels of all their graphs
+        are one job. The toolchain is identified anew, since the environment is part of it.
+        """
         tally = Tally() if tally is None else tally
-        shared: dict[str, Any] = {
-            "writer": self.writer,
-            "tally": tally,
-            "notices": self.notices,
-        }
-        service = CachedService(
-            self.store,
-            self.farm,
-            spare=self._spare_farm,
-            is_broken=lambda error: isinstance(error, BROKEN_FARM),
-            **shared,
-        )
-        graphs = StoredGraphs(self.store, **shared)
+        with self._lock:
+            services = self._services.get(tally)
+            if services is None:
+                services = self._services[tally] = self._build(tally)
         toolchain = current_toolchain(target, identity=self.knobs.identity)
         self.farm.prepare(target, toolchain)
-        return Session(target, toolchain, service, graphs, tally)
+        return Session(target, toolchain, *services, tally)
 
     def store_place(self) -> str:
         """Say where records are kept: a directory, or "memory"."""
@@ -92,6 +88,21 @@ class World:
         self.writer.flush()
         self.farm.close()
         self.store.close()
+
+    def _build(self, tally: Tally) -> tuple[CachedService, StoredGraphs]:
+        shared: dict[str, Any] = {
+            "writer": self.writer,
+            "tally": tally,
+            "notices": self.notices,
+        }
+        service = CachedService(
+            self.store,
+            self.farm,
+            spare=self._spare_farm,
+            is_broken=lambda error: isinstance(error, BROKEN_FARM),
+            **shared,
+        )
+        return service, StoredGraphs(self.store, **shared)
 
     def _spare_farm(self) -> InlineFarm:
         with self._lock:
@@ -154,3 +165,13 @@ def shared_world(knobs: Knobs, build: Callable[[Knobs], World] = compose) -> Wor
         if world is None:
             world = _WORLDS[wanted] = build(knobs)
         return world
+
+
+def _after_fork() -> None:
+    """In a forked child: nobody holds the lock any more. The parent's worlds stay referenced:
+    taking them down would touch what they share with the parent."""
+    global _LOCK
+    _LOCK = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -155,3 +155,41 @@ def test_notices_go_to_the_logger_and_never_to_warnings(caplog):
         notices.tell("reason", "50% of a store is gone")
     assert [record.getMessage() for record in caplog.records] == ["50% of a store is gone"]
     assert notices.counts() == {"reason": 2}
+
+
+def test_graphs_of_one_process_share_their_service():
+    """Two graphs get the same service, so that equal kernels in flight are one job."""
+    from kernelfarm import compose
+    from kernelfarm.cache.store import MemoryStore
+    from kernelfarm.compiler.seam.target import Target
+    from kernelfarm.inline import InlineFarm
+    from kernelfarm.knobs import Knobs
+    from kernelfarm.notices import Notices
+    from kernelfarm.tally import Tally
+
+    world = compose.World(Knobs(), Notices(), MemoryStore(), InlineFarm())
+    tally = Tally()
+    first, second = (world.session(Target.parse("h200"), tally) for _ in range(2))
+    assert first.service is second.service
+    assert world.session(Target.parse("h200")).service is not first.service
+
+
+def test_a_forked_child_has_worlds_of_its_own(monkeypatch):
+    """What a parent composed is not used in its child, whose threads it does not have."""
+    import os
+
+    from kernelfarm import compose
+    from kernelfarm.knobs import Knobs
+
+    built = []
+    monkeypatch.setattr(compose, "_WORLDS", {})
+
+    def build(knobs):
+        built.append(os.getpid())
+        return object()
+
+    mine = compose.shared_world(Knobs(), build)
+    assert compose.shared_world(Knobs(), build) is mine
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        assert compose.shared_world(Knobs(), build) is not mine
