@@ -28,6 +28,9 @@ def absent_gpu(target: Target) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_attention(target))
         stack.enter_context(_replaced(proxy_tensor, "CONSTANT_NUMEL_LIMIT", _NO_CONSTANTS))
+        # Otherwise ``torch.autocast("cuda")`` warns and does nothing.
+        amp = torch.cuda.amp.common
+        stack.enter_context(_replaced(amp, "amp_definitely_not_available", lambda: False))
         for name, make in (
             ("_select_conv_backend", _convolution_backend),
             ("_conv_determine_backend_memory_format", _convolution_layout),
@@ -84,7 +87,8 @@ def _attention(target: Target) -> Iterator[None]:
 
 
 def _convolution_backend(original: Callable[..., Any], target: Target) -> Callable[..., Any]:
-    library = getattr(torch._C._ConvBackend, _LIBRARY[target.backend])
+    core: Any = torch._C  # its stub has another name for the enumeration
+    library = getattr(core._ConvBackend, _LIBRARY[target.backend])
 
     def select(input: Tensor, *args: Any, **kwargs: Any) -> Any:
         return library if input.device.type == "cuda" else original(input, *args, **kwargs)

@@ -18,8 +18,11 @@ import torch
 
 from ..seam.device import DeviceModel
 
-#: Dynamo evaluates constant calls of the traced program from here.
-_ON_BEHALF_OF_THE_MODEL = "torch._dynamo.variables.functions"
+#: Modules of torch that ask on the model's behalf: Dynamo where it evaluates constant calls of the
+#: traced program, and autocast, which a model enters.
+_ON_BEHALF_OF_THE_MODEL = frozenset(
+    {"torch._dynamo.variables.functions", "torch.amp.autocast_mode"}
+)
 
 
 def device_properties(model: DeviceModel) -> SimpleNamespace:
@@ -91,7 +94,7 @@ def _constant(value: Any) -> Callable[..., Any]:
 
 def _asked_by_torch(caller: str) -> bool:
     in_torch = caller == "torch" or caller.startswith("torch.")
-    return in_torch and caller != _ON_BEHALF_OF_THE_MODEL
+    return in_torch and caller not in _ON_BEHALF_OF_THE_MODEL
 
 
 def _two_faced(original: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:

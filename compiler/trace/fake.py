@@ -189,7 +189,7 @@ def _trace(
 
     started = time.perf_counter()
     try:
-        _run_compiled(subject, args, kind, backend, graphs)
+        _run_compiled(subject, args, kind, backend)
     except Exception as error:
         if refusals:  # Dynamo wraps what a backend raises; the caller wants it as it was
             raise refusals[0] from None
@@ -215,7 +215,6 @@ def _run_compiled(
     args: Sequence[Any] | Mapping[str, Any],
     kind: Mode,
     backend: Callable[..., Any],
-    graphs: list[str],
 ) -> None:
     # Code objects that were compiled before, for another target or for real tensors, would count
     # towards Dynamo's limit of recompilations; so would ours afterwards.
@@ -224,16 +223,18 @@ def _run_compiled(
         with torch._dynamo.config.patch(suppress_errors=False), _backward_now():
             compiled = torch.compile(subject, backend=backend, dynamic=False)
             with torch.enable_grad() if kind == "train" else torch.no_grad():
-                outputs = compiled(**args) if isinstance(args, Mapping) else compiled(*args)
-                if graphs.count("backward") < graphs.count("forward"):
-                    _backward(outputs)
+                compiled(**args) if isinstance(args, Mapping) else compiled(*args)
     finally:
         torch._dynamo.reset()
 
 
 @contextlib.contextmanager
 def _backward_now() -> Iterator[None]:
-    """Have AOTAutograd compile a backward with its forward, and not hide that it failed."""
+    """Have AOTAutograd compile a backward with its forward, and not hide that it failed.
+
+    No backward is ever run: autograd would run it on a thread of its own, which dies badly if the
+    process ends first.
+    """
     config: Any = torch._functorch.config
     name = "force_non_lazy_backward_lowering"
     with config.patch({name: True}) if hasattr(config, name) else contextlib.nullcontext():
@@ -247,23 +248,6 @@ def _cause(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines[:1] + lines if line.startswith("Explanation:")]
     return " ".join([*lines[:1], *told[:1]]) or type(error).__name__
-
-
-def _backward(outputs: Any) -> None:
-    """Run a backward from everything that has a gradient, as a loss would.
-
-    Needed only for a backward that AOTAutograd leaves for its first use. Autograd counts devices at
-    the first backward of a process, so after one that ran without the target's, this one fails.
-    """
-    leaves = [t for t in tree_leaves(_plain(outputs)) if isinstance(t, Tensor) and t.requires_grad]
-    if leaves:
-        with pretended_accelerator():
-            torch.autograd.backward([leaf.sum() for leaf in leaves])
-
-
-def _plain(outputs: Any) -> Any:
-    """Return outputs as something whose tensors can be listed (transformers returns mappings)."""
-    return dict(outputs) if isinstance(outputs, Mapping) else outputs
 
 
 def _imitation(gm: GraphModule, mode: FakeTensorMode) -> Boxed:

@@ -228,6 +228,23 @@ def test_model_questions_are_answered_for_the_target() -> None:
     assert (torch.cuda.is_available, torch.cuda.is_available()) == before
 
 
+def test_autocast_casts_without_a_gpu() -> None:
+    """A model that enters autocast is traced in the low precision that it asks for."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cuda", torch.bfloat16):
+                return self.layer(x)
+
+    ((gm, _, _),) = _call(Mixed(), torch.randn(2, 8)).seen
+    (product,) = gm.graph.find_nodes(op="call_function", target=aten.addmm.default)
+    assert product.meta["val"].dtype == torch.bfloat16
+
+
 def test_literals_need_no_gpu_and_no_copy() -> None:
     """Empty and one-element literals become fills; longer ones are constants with values."""
 

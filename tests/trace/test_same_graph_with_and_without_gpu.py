@@ -52,6 +52,16 @@ class Block(nn.Module):
         return F.dropout(F.gelu(out), 0.1, self.training) * torch.tensor(0.5, device=x.device)
 
 
+class Mixed(Block):
+    def forward(self, x):
+        with torch.autocast("cuda", torch.bfloat16):
+            return super().forward(x)
+
+
+def mixed():
+    return Mixed(True).cuda().train(), (torch.randn(2, 16, 64, device="cuda"),), "train"
+
+
 def attention(causal, dtype, mode):
     def function():
         model = Block(causal).to("cuda", dtype).train(mode == "train")
@@ -76,7 +86,7 @@ def gpt2():
     return model, (torch.randint(0, 50257, (8, 512), device="cuda"),)
 
 
-models = {"gpt2": gpt2}
+models = {"gpt2": gpt2, "mixed": mixed}
 for mode in ("infer", "train"):
     for dtype in (torch.float32, torch.bfloat16):
         for causal in (True, False):
