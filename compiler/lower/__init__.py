@@ -6,7 +6,8 @@ fallback    everything without a lowering becomes a view or a library call
 views       shapes and layouts                    creation   constants and ranges
 pointwise   elementwise operators, by table       numeric, activation: those that need more
 reductions  sums, extremes, truth, moments        indexing   reads at positions that are data
-joining     cat and pad                           softmax, norm: whole operators of several loops
+joining     cat and pad                           scatter    copies with a part replaced
+softmax, norm   whole operators of several loops
 matmul      products whose rows need padding
 
 Importing this package registers all of them.
@@ -22,6 +23,7 @@ from . import (  # noqa: F401  (each import registers lowerings)
     numeric,
     pointwise,
     reductions,
+    scatter,
     softmax,
     views,
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..body import Recorder, loop_vars
 from ..errors import GraphError, LoweringError
@@ -247,16 +248,21 @@ class Lowering:
         self.graph.inputs.append(out)
         return self.whole(out)
 
-    def _constant(self, node: fx.Node) -> View:
+    def _constant(self, node: fx.Node) -> Tensor:
         owner: Any = self.gm
         for part in str(node.target).split("."):
             owner = getattr(owner, part)
         if not isinstance(owner, torch.Tensor) or isinstance(owner, torch._subclasses.FakeTensor):
             kind = type(owner).__name__
             raise GraphError(f"constant {node.target} is a {kind}, not a real tensor")
-        tensor = owner.detach().to("cpu").contiguous()
-        if tensor.numel() * tensor.element_size() > 1 << 20:
-            raise GraphError(f"constant {node.target} is larger than 1 MiB")
+        with _disable_current_modes():  # AOTAutograd compiles under its fake mode
+            tensor = owner.detach().to("cpu").contiguous()
+            if tensor.numel() * tensor.element_size() > 1 << 20:
+                raise GraphError(f"constant {node.target} is larger than 1 MiB")
+            data = bytes(tensor.flatten().view(torch.uint8).numpy())
+        if not data and self.device_of(owner) == "target":
+            dtype = dtype_name(tensor.dtype)
+            return Lazy(tuple(tensor.shape), dtype, lambda r, i: r.const(0, dtype), 0, 0)
         out = self.buffer(
             tuple(tensor.shape),
             dtype_name(tensor.dtype),
@@ -264,7 +270,7 @@ class Lowering:
             device=self.device_of(owner),
             name=self.fresh("const"),
         )
-        self.graph.constants[out.name] = bytes(tensor.flatten().view(torch.uint8).numpy())
+        self.graph.constants[out.name] = data
         return self.whole(out)
 
     def _call(self, node: fx.Node) -> Any:

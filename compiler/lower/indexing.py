@@ -1,4 +1,4 @@
-"""Reads at positions that are data: embedding, index, gather, and writes of a slice.
+"""Reads at positions that are data: embedding, index, index_select, gather.
 
 A position outside its dimension is undefined here where eager on a GPU stops with a device assert:
 an assert would make a kernel a debug kernel, which no store may share. What holds instead: the read
@@ -16,14 +16,13 @@ from typing import Any
 import torch
 
 from ..body import Recorder
-from ..index import Index, bounds, const, floordiv, indirect, mod
+from ..index import Index, bounds, const, indirect
 from ..ir import Lazy, Tensor, cost_of
 from ..ops import is_float
 from ..sym import Size, is_static, product
 from .context import CHEAP_COST, CHEAP_READS, Lowering, broadcast_index
-from .joining import at_least, below, both, size_value
+from .joining import both, size_value
 from .registry import lower
-from .views import slice_start
 
 aten = torch.ops.aten
 
@@ -177,42 +176,3 @@ def index_(ctx: Lowering, a: Tensor, indices: Sequence[Tensor | None]) -> Any:
 
 def _broadcast_rank(tensors: Sequence[Tensor]) -> int:
     return max(len(t.sizes) for t in tensors)
-
-
-@lower(aten.slice_scatter)
-def slice_scatter(
-    ctx: Lowering,
-    a: Tensor,
-    source: Tensor,
-    dim: int = 0,
-    start: Any = None,
-    end: Any = None,
-    step: int = 1,
-) -> Any:
-    """A copy of ``a`` with a slice replaced by ``source``."""
-    dim %= len(a.sizes)
-    first = slice_start(start, a.sizes[dim])
-    count = source.sizes[dim]
-    if first is None or not isinstance(step, int) or not isinstance(count, int):
-        return NotImplemented
-    if count == 0:
-        return Lazy(a.sizes, a.dtype, lambda r, i: a.load(r, i), *cost_of(a))
-
-    def fn(recorder: Recorder, index: Sequence[Index]) -> int:
-        offset = index[dim] - first
-        inside = None if first == 0 else at_least(recorder, offset, 0)
-        if not (isinstance(a.sizes[dim], int) and first + count * step >= a.sizes[dim]):
-            inside = both(recorder, inside, below(recorder, offset, count * step))
-        if step != 1:
-            rest = recorder.index(mod(offset, step))
-            hit = recorder.op("eq", rest, recorder.const(0, "int64"))
-            inside = both(recorder, inside, hit)
-        moved = [*index[:dim], floordiv(offset, step), *index[dim + 1 :]]
-        if inside is None:
-            return recorder.cast(source.load(recorder, moved), a.dtype)
-        with recorder.masked(inside):
-            new = recorder.cast(source.load(recorder, moved), a.dtype)
-        return recorder.op("where", inside, new, a.load(recorder, index))
-
-    costs = [cost_of(a), cost_of(source)]
-    return Lazy(a.sizes, a.dtype, fn, sum(c for c, _ in costs) + 3, sum(r for _, r in costs))

@@ -116,6 +116,17 @@ def test_select_and_diagonal_scatter_equal_eager() -> None:
     check(lambda x, s: torch.select_scatter(x, s, 1, -2), rand(4, 5), rand(4))
 
 
+@pytest.mark.parametrize("dim", (0, 1))
+def test_scatter_of_one_position_a_row_is_an_elementwise_loop(dim: int) -> None:
+    """The gradient of a loss over classes needs no library call; several positions do."""
+    x = rand(5, 7)
+    at = torch.randint(0, x.shape[dim], (1, 7) if dim == 0 else (5, 1))
+    check(lambda x, i: torch.scatter(x, dim, i, -1.0), x, at)
+    check(lambda x, i, s: torch.scatter(x * 2, dim, i, s) + 1, x, at, rand(5, 7))
+    many = torch.tensor([[0, 1]])
+    check(lambda x, i: torch.scatter(x, 1, i, 2.0), x, many, fallbacks=["aten.scatter.value"])
+
+
 def test_functional_writes_run_as_library_calls() -> None:
     """index_put, scatter and masked_scatter have no lowering and still work in the middle."""
     check(

@@ -31,11 +31,10 @@ LIMIT = 600
 
 
 def _compatible(a: T, b: T) -> bool:
-    pairs = zip(reversed(a.shape), reversed(b.shape), strict=False)
-    joint = [max(x, y) for x, y in pairs]
-    return all(
-        x == y or 1 in (x, y) for x, y in zip(a.shape[::-1], b.shape[::-1], strict=False)
-    ) and (math.prod(joint) * max(a.numel(), b.numel()) < LIMIT**2)
+    pairs = list(zip(reversed(a.shape), reversed(b.shape), strict=False))
+    joint = math.prod(max(x, y) for x, y in pairs)
+    fits = joint * max(a.numel(), b.numel()) < LIMIT**2
+    return fits and all(x == y or 1 in (x, y) for x, y in pairs)
 
 
 def _reshape(x: T, k: int) -> T:

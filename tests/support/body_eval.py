@@ -276,9 +276,8 @@ def execute(graph: LoweredGraph, inputs: Sequence[Any]) -> list[Any]:
         if isinstance(buffer, Buffer):
             memory[buffer.name] = storage_of(tensor, buffer)
     for name, data in graph.constants.items():
-        memory[name] = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(
-            torch_dtype(graph.buffers[name].dtype)
-        )
+        octets = torch.tensor(list(data), dtype=torch.uint8)
+        memory[name] = octets.view(torch_dtype(graph.buffers[name].dtype))
     for name, buffer in graph.buffers.items():
         if buffer.role == "compute":
             memory[name] = poisoned(int(buffer.extent()), buffer.dtype)

@@ -1,4 +1,4 @@
-"""Run a traced graph through fusion, tiling, kernel text and the interpreter, on poisoned memory."""
+"""Run a traced graph as kernels: fused, tiled, printed, interpreted on poisoned memory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def interpret(gm: Any, inputs: Sequence[Any]) -> tuple[list[Any], Report]:
 
 
 def _copy(value: Any) -> Any:
-    """A tensor of the same layout in memory of its own, so that no run can change another's input."""
+    """A tensor of the same layout in memory of its own: no run can change another's input."""
     if not isinstance(value, torch.Tensor):
         return value
     out = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
