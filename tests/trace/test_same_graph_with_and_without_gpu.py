@@ -28,7 +28,11 @@ found, name = {}, ""
 
 
 def keep(gm, inputs, info):
-    parts = dict(graph_key_parts(gm, inputs, target=target, toolchain=toolchain, info=info))
+    parts = dict(
+        graph_key_parts(
+            gm, inputs, target=target, toolchain=toolchain, info=info, sources_digest="ours"
+        )
+    )
     if os.environ.get("SHOW_GRAPHS"):
         print(name, info.kind, parts["graph.inputs"].decode(), file=sys.stderr)
         print(parts["graph.nodes"].decode(), file=sys.stderr)
