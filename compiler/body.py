@@ -21,6 +21,7 @@ A value varies along the reduction loop if it depends on an r variable and not t
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -138,9 +139,7 @@ class Recorder:
             self._keep.append(owner)  # the id must not be reused while it is a key
         return self._memo[key]
 
-    def emit(
-        self, op: str, args: tuple[int, ...] = (), attrs: tuple = (), dtype: str = ""
-    ) -> int:
+    def emit(self, op: str, args: tuple[int, ...] = (), attrs: tuple = (), dtype: str = "") -> int:
         """Append a statement unless an equal one is there already."""
         stmt = Stmt(op, args, attrs, dtype)
         # 0.0 and -0.0 (and 1 and True) are equal in Python but not the same constant
@@ -170,7 +169,8 @@ class Recorder:
         if dtype == "bool":
             number = bool(number)
         elif is_float(dtype):
-            number = float(number)
+            number = float(number) if dtype == "float64" else single(float(number))
+            number = math.nan if math.isnan(number) else number  # one object: NaN equals itself
         else:
             number = int(number)
         return self.emit("const", (), (number,), dtype)
@@ -198,7 +198,12 @@ class Recorder:
             return self.cast(value, dtype)
         value = self.cast(value, dtype)
         stmt = self.stmts[value]
-        if stmt.op == "load" and stmt.attrs[2] == dtype or stmt.op == "round_to" and stmt.attrs[0] == dtype:
+        if (
+            stmt.op == "load"
+            and stmt.attrs[2] == dtype
+            or stmt.op == "round_to"
+            and stmt.attrs[0] == dtype
+        ):
             return value
         return self.emit("round_to", (value,), (dtype,), "float32")
 
@@ -233,10 +238,19 @@ class Recorder:
         return prune(Body(tuple(sizes), tuple(rsizes), tuple(self.stmts)))
 
 
+def single(number: float) -> float:
+    """The nearest float32 value; infinity beyond its range."""
+    try:
+        rounded: float = struct.unpack("f", struct.pack("f", number))[0]
+    except OverflowError:
+        return math.copysign(math.inf, number)
+    return rounded
+
+
 def _castable(number: bool | int | float, dtype: str) -> bool:
     """Whether a constant can be converted at record time exactly as a kernel would."""
     if is_float(dtype) or dtype == "bool":
-        return True
+        return not isinstance(number, int) or abs(number) <= 2**53  # beyond, it would round twice
     return math.isfinite(number) and abs(number) < 2**31 and dtype in ("int32", "int64")
 
 

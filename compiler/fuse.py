@@ -55,8 +55,8 @@ def _bytes(buffer: Buffer) -> int:
     return total
 
 
-def _stores(body: Body) -> dict[str, Index]:
-    return {s.attrs[0]: s.attrs[1] for s in body.stmts if s.op == "store"}
+def _stores(body: Body) -> list[tuple[str, Index]]:
+    return [(s.attrs[0], s.attrs[1]) for s in body.stmts if s.op == "store"]
 
 
 def _renamed(body: Body, sizes: Sequence[Size], rsizes: Sequence[Size], values: object) -> Body:
@@ -78,14 +78,24 @@ class Fuser:
     def _add(self, position: int, node: Compute | Extern) -> None:
         if isinstance(node, Extern):
             group = Group(
-                position, [], node, node.reads(), {o.buffer.name for o in node.outputs}, node.origin,
+                position,
+                [],
+                node,
+                node.reads(),
+                {o.buffer.name for o in node.outputs},
+                node.origin,
                 position=position,
             )
         else:
             body = simplify(node.body)
             group = Group(
-                position, [(position, node.name, body)], None, body.reads(), body.writes(),
-                node.origin, position=position,
+                position,
+                [(position, node.name, body)],
+                None,
+                body.reads(),
+                body.writes(),
+                node.origin,
+                position=position,
             )
         self.groups[position] = group
         # Two library calls may fill one buffer, part by part: the later one follows the earlier.
@@ -172,7 +182,12 @@ class Fuser:
                 continue
             written: dict[str, Index] = {}
             for _, _, body in source.members:
-                written.update({n: i.substitute(of) for n, i in _stores(body).items() if n in shared})
+                for name, index in _stores(body):
+                    if name not in shared:
+                        continue
+                    if name in written or index.indirects():
+                        return False  # written in parts, or at positions that are data
+                    written[name] = index.substitute(of)
             for _, _, body in sink.members:
                 for stmt in body.stmts:
                     if stmt.op == "load" and stmt.attrs[0] in shared:
@@ -277,9 +292,7 @@ def merged_body(group: Group, live: set[str]) -> Body:
         for i, stmt in enumerate(body.stmts):
             number[i] = _copy(recorder, stmt, number, held, live)
     shape = group.shape
-    return simplify(
-        prune(Body(shape.sizes, shape.rsizes, tuple(recorder.stmts)))
-    )
+    return simplify(prune(Body(shape.sizes, shape.rsizes, tuple(recorder.stmts))))
 
 
 def _copy(

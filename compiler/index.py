@@ -22,6 +22,9 @@ from .sym import Size, exact_div, is_static, known_multiple
 
 Bounds = tuple[int, int]
 
+#: What 32 bits hold, as seen from index arithmetic.
+INT32_LIMIT = 2**31 - 1
+
 
 class Atom:
     """An indivisible part of an index; subclasses below."""
@@ -316,6 +319,21 @@ def bounds(index: Index) -> Bounds | None:
         low += min(c * b[0], c * b[1])
         high += max(c * b[0], c * b[1])
     return low, high
+
+
+def magnitude(index: Index) -> int:
+    """The largest absolute value of the index and of everything computed on the way to it.
+
+    Static sizes only. Terms count with their signs dropped, so partial sums in any order are below.
+    """
+    total = abs(int(index.const))
+    inner = 0
+    for atom, c in index.terms:
+        if isinstance(atom, (Div, Mod)):
+            inner = max(inner, magnitude(atom.base))
+        low, high = _atom_bounds(atom) or (0, 0)
+        total += abs(int(c)) * max(abs(low), abs(high))
+    return max(total, inner)
 
 
 def _split_multiple(index: Index, by: Size) -> tuple[Index, Index]:

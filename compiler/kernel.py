@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .body import Body, Stmt
-from .emit.kernel_text import INT32_LIMIT, POINTER, KernelArg, KernelText, print_kernel
+from .body import Body, Stmt, stmt_index
+from .emit.kernel_text import KernelArg, KernelText, print_kernel
+from .emit.spelling import POINTER
 from .fuse import Group, merged_body
 from .host import GridSpec
+from .index import INT32_LIMIT, magnitude
 from .ir import Buffer
 from .seam.options import Options
 from .seam.request import SourceRequest
@@ -65,30 +67,26 @@ class KernelBuilder:
         body = merged_body(group, live)
         if body.numel == 0 or not body.stmts:
             return None
-        canonical, names = _canonical(body)
-        args = self._args(canonical, names)
-        wide = body.numel * body.rnumel > INT32_LIMIT or any(
-            self._buffers[n].extent() > INT32_LIMIT for n in names
-        )
-        key = (canonical, tuple((a.dtype, a.aligned) for a in args), wide)
+        canonical, pointers = _canonical(body)
+        args = self._args(canonical, pointers)
+        wide = needs_64_bits(body)
+        constants = tuple(repr(s.attrs[0]) for s in canonical.stmts if s.op == "const")
+        # the representations tell 0.0 from -0.0, which are equal
+        key = (canonical, constants, tuple((a.dtype, a.aligned) for a in args), wide)
         number = self._known.get(key)
         if number is None:
             number = self._known[key] = len(self.kernels)
             self._build(canonical, args, wide)
-        return Launch(number, tuple(names))
+        return Launch(number, tuple(name for name, _ in pointers))
 
-    def _args(self, body: Body, names: list[str]) -> tuple[KernelArg, ...]:
+    def _args(self, body: Body, pointers: list[tuple[str, str]]) -> tuple[KernelArg, ...]:
         written = body.writes()
         args = []
         counts = {"in": 0, "out": 0}
-        for position, name in enumerate(names):
-            buffer = self._buffers[name]
+        for position, (name, dtype) in enumerate(pointers):
             role = "out" if f"b{position}" in written else "in"
-            dtypes = _access_dtypes(body, f"b{position}")
-            dtype = dtypes.pop() if len(dtypes) == 1 else buffer.dtype
-            args.append(
-                KernelArg(f"{role}_ptr{counts[role]}", f"b{position}", dtype, buffer.aligned)
-            )
+            aligned = self._buffers[name].aligned
+            args.append(KernelArg(f"{role}_ptr{counts[role]}", f"b{position}", dtype, aligned))
             counts[role] += 1
         return tuple(args)
 
@@ -133,22 +131,27 @@ def grid_of(tiling: Tiling) -> GridSpec:
     return GridSpec(blocks_x) if y is None else GridSpec(blocks_x, -(-int(y.extent) // y.block))
 
 
-def _access_dtypes(body: Body, buffer: str) -> set[str]:
-    """The dtypes under which a buffer is accessed (a view may read it as another one)."""
-    out = set()
-    for stmt in body.stmts:
-        if stmt.op in ("load", "store") and stmt.attrs[0] == buffer:
-            out.add(stmt.attrs[2] if stmt.op == "load" else stmt.attrs[3])
-    return out
+def needs_64_bits(body: Body) -> bool:
+    """Whether some index of a body, or a part of one, may not fit 32 bits."""
+    indices = (i for i in map(stmt_index, body.stmts) if i is not None)
+    return (
+        body.numel > INT32_LIMIT
+        or body.rnumel > INT32_LIMIT
+        or any(magnitude(i) > INT32_LIMIT for i in indices)
+    )
 
 
-def _canonical(body: Body) -> tuple[Body, list[str]]:
-    """The body with buffers named b0, b1, .. by first use, and their real names in that order."""
-    number: dict[str, int] = {}
+def _canonical(body: Body) -> tuple[Body, list[tuple[str, str]]]:
+    """The body with buffers named b0, b1, .. by first use, and (buffer, dtype) in that order.
+
+    A buffer that a view reads as another dtype is two pointers.
+    """
+    number: dict[tuple[str, str], int] = {}
     stmts: list[Stmt] = []
     for stmt in body.stmts:
         if stmt.op in ("load", "store"):
-            position = number.setdefault(stmt.attrs[0], len(number))
+            dtype = stmt.attrs[2] if stmt.op == "load" else stmt.attrs[3]
+            position = number.setdefault((stmt.attrs[0], dtype), len(number))
             stmt = Stmt(stmt.op, stmt.args, (f"b{position}", *stmt.attrs[1:]), stmt.dtype)
         stmts.append(stmt)
     return Body(body.sizes, body.rsizes, tuple(stmts)), list(number)

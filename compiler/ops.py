@@ -100,23 +100,67 @@ _op("sub", 2, "{0} - {1}")
 _op("mul", 2, "{0} * {1}")
 # IEEE division, as eager: Triton's own ``/`` on float32 is an approximation (2 ulp)
 _op("div", 2, {"": "tl.div_rn({0}, {1})", "float64": "{0} / {1}"}, cost=8)
-_op("floor_div", 2, {"": "kf.floor_div({0}, {1})", "float32": "kf.floor_div_float({0}, {1})",
-                     "float64": "kf.floor_div_float({0}, {1})"}, cost=16)
+_op(
+    "floor_div",
+    2,
+    {
+        "": "kf.floor_div({0}, {1})",
+        "float32": "kf.floor_div_float({0}, {1})",
+        "float64": "kf.floor_div_float({0}, {1})",
+    },
+    cost=16,
+)
 _op("trunc_div", 2, "{0} // {1}", cost=16)  # integers: Triton has C semantics
-_op("remainder", 2, {"": "kf.remainder({0}, {1})", "float32": "kf.remainder_float({0}, {1})",
-                     "float64": "kf.remainder_float({0}, {1})"}, cost=20)
-_op("fmod", 2, {"": "{0} % {1}", "float32": "libdevice.fmod({0}, {1})",
-                "float64": "libdevice.fmod({0}, {1})"}, cost=20)
-_op("neg", 1, "-{0}")
+_op(
+    "remainder",
+    2,
+    {
+        "": "kf.remainder({0}, {1})",
+        "float32": "kf.remainder_float({0}, {1})",
+        "float64": "kf.remainder_float({0}, {1})",
+    },
+    cost=20,
+)
+_op(
+    "fmod",
+    2,
+    {"": "{0} % {1}", "float32": "libdevice.fmod({0}, {1})", "float64": "libdevice.fmod({0}, {1})"},
+    cost=20,
+)
+# before Triton 3.9 a minus sign is a subtraction from zero, and -(0.0) is then not -0.0
+_op("neg", 1, {"": "-{0}", "float32": "{0} * -1.0", "float64": "{0} * -1.0"})
 _op("abs", 1, "tl.abs({0})")
-_op("maximum", 2, {"": "tl.maximum({0}, {1})", "float32": "kf.maximum({0}, {1})",
-                   "float64": "kf.maximum({0}, {1})", "bool": "{0} | {1}"})
-_op("minimum", 2, {"": "tl.minimum({0}, {1})", "float32": "kf.minimum({0}, {1})",
-                   "float64": "kf.minimum({0}, {1})", "bool": "{0} & {1}"})
+_op(
+    "maximum",
+    2,
+    {
+        "": "tl.maximum({0}, {1})",
+        "float32": "kf.maximum({0}, {1})",
+        "float64": "kf.maximum({0}, {1})",
+        "bool": "{0} | {1}",
+    },
+)
+_op(
+    "minimum",
+    2,
+    {
+        "": "tl.minimum({0}, {1})",
+        "float32": "kf.minimum({0}, {1})",
+        "float64": "kf.minimum({0}, {1})",
+        "bool": "{0} & {1}",
+    },
+)
 _op("fma", 3, "libdevice.fma({0}, {1}, {2})")
 
 # comparison and logic
-for _name, _sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
+for _name, _sign in (
+    ("eq", "=="),
+    ("ne", "!="),
+    ("lt", "<"),
+    ("le", "<="),
+    ("gt", ">"),
+    ("ge", ">="),
+):
     _op(_name, 2, f"{{0}} {_sign} {{1}}", _bool)
 _op("and", 2, "{0} & {1}")
 _op("or", 2, "{0} | {1}")
@@ -128,12 +172,39 @@ _op("where", 3, "tl.where({0}, {1}, {2})", _second)
 _op("isnan", 1, "{0} != {0}", _bool)
 _op("isinf", 1, "tl.abs({0}) == float('inf')", _bool)
 _op("isfinite", 1, "tl.abs({0}) < float('inf')", _bool)
-_op("signbit", 1, {"": "{0} < 0", "float32": "kf.signbit32({0})", "float64": "kf.signbit64({0})"}, _bool)
+_op(
+    "signbit",
+    1,
+    {"": "{0} < 0", "float32": "kf.signbit32({0})", "float64": "kf.signbit64({0})"},
+    _bool,
+)
 
 # elementary functions; libdevice is the accurate family (1 ulp or so), as eager's CUDA math
-_unary_library("exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "tanh",
-               "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc",
-               "erfinv", "lgamma")
+_unary_library(
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "sin",
+    "cos",
+    "tan",
+    "tanh",
+    "sinh",
+    "cosh",
+    "asin",
+    "acos",
+    "atan",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "erfinv",
+    "lgamma",
+)
 _unary_library("sqrt", "rsqrt", cost=8)
 _op("sigmoid", 1, "kf.sigmoid({0})", cost=24)
 _op("floor", 1, "libdevice.floor({0})")

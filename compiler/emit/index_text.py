@@ -28,16 +28,16 @@ class IndexText:
         self._inner = None
 
     def text(self, index: Index) -> str:
-        """The text of an index over tile variables; rank equal to the tile's."""
+        """The text of an index `on_axes`; a number if it is constant, else of the tile's rank."""
         parts = []
-        for atom, c in self._on_axes(index).terms:
+        for atom, c in index.terms:
             text = self._atom(atom)
             parts.append(text if c == 1 else f"{c}*{text}")
         if index.const != 0 or not parts:
             parts.append(str(index.const))
         return " + ".join(parts)
 
-    def _on_axes(self, index: Index) -> Index:
+    def on_axes(self, index: Index) -> Index:
         """The same address written over axis variables; loops that step together become one."""
         for axis in self.axes:
             if not index.var_names() & {n for n, _ in axis.loops}:
@@ -68,9 +68,7 @@ class IndexText:
         raise CodegenError(repr(atom), "not an index atom")
 
     def _base(self, base: Index) -> str:
-        parts = [
-            self._atom(a) if c == 1 else f"{c}*{self._atom(a)}" for a, c in base.terms
-        ]
+        parts = [self._atom(a) if c == 1 else f"{c}*{self._atom(a)}" for a, c in base.terms]
         if base.const != 0 or not parts:
             parts.append(str(base.const))
         return " + ".join(parts)

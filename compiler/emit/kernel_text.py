@@ -9,31 +9,16 @@ holds what depends on n finished reductions, and recomputes what it needs from l
 from __future__ import annotations
 
 import hashlib
-import re
+import math
 from dataclasses import dataclass
 
-from ..body import Body, Stmt, operands, stmt_index, varies
-from ..errors import CodegenError
+from ..body import Body, Stmt, operands, single, stmt_index, varies
 from ..index import Index
 from ..ops import OPS
 from ..tile import Axis, Tiling
 from .index_text import IndexText
-from .reduction import POSITIONS, SIMPLE
-
-POINTER = {
-    "float32": "*fp32", "float64": "*fp64", "float16": "*fp16", "bfloat16": "*bf16",
-    "int8": "*i8", "int16": "*i16", "int32": "*i32", "int64": "*i64", "uint8": "*u8", "bool": "*i1",
-    "float8_e4m3fn": "*fp8e4nv", "float8_e5m2": "*fp8e5",
-}  # fmt: skip
-_TL = {
-    "bool": "tl.int1", "float8_e4m3fn": "tl.float8e4nv", "float8_e5m2": "tl.float8e5",
-}  # fmt: skip
-INT32_LIMIT = 2**31 - 1
-
-
-def tl_dtype(dtype: str) -> str:
-    """Triton's spelling of a dtype."""
-    return _TL.get(dtype, f"tl.{dtype}")
+from .reduction_text import ReductionText
+from .spelling import converted, tl_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +80,7 @@ def _describe(body: Body, tiling: Tiling) -> str:
 class _Printer:
     """Prints the statements of one body; the state is the lines so far and the names in scope."""
 
-    def __init__(
-        self, body: Body, tiling: Tiling, args: tuple[KernelArg, ...], wide: bool
-    ) -> None:
+    def __init__(self, body: Body, tiling: Tiling, args: tuple[KernelArg, ...], wide: bool) -> None:
         self.body = body
         self.tiling = tiling
         self.axes = tiling.axes
@@ -109,7 +92,7 @@ class _Printer:
         self.level = _levels(body)
         self.axes_of = self._value_axes()
         self.indices = IndexText(self.axes, self.emit)
-        self.loop_of = {name: a for a in self.axes for name, _ in a.loops}
+        self.reductions = ReductionText(self)
 
     # -- layout ----------------------------------------------------------------------------------
 
@@ -120,7 +103,7 @@ class _Printer:
         marks = [":" if i == position else "None" for i in range(len(self.axes))]
         return f"[{', '.join(marks)}]"
 
-    def _tile(self, axes: frozenset[str]) -> str:
+    def tile(self, axes: frozenset[str]) -> str:
         """The tile shape of a value that varies over these axes."""
         return "[" + ", ".join(self._block(a) if a.name in axes else "1" for a in self.axes) + "]"
 
@@ -130,12 +113,12 @@ class _Printer:
     def _ordered(self, axes: frozenset[str]) -> list[Axis]:
         return [a for a in self.axes if a.name in axes]
 
-    def _masked_axis(self, axis: Axis) -> bool:
+    def masked(self, axis: Axis) -> bool:
         """Whether some lanes of the axis lie beyond its extent."""
         return not isinstance(axis.extent, int) or axis.extent % axis.block != 0
 
     def _mask(self, axes: frozenset[str], extra: str | None = None) -> str:
-        parts = [f"{a.name}mask" for a in self._ordered(axes) if self._masked_axis(a)]
+        parts = [f"{a.name}mask" for a in self._ordered(axes) if self.masked(a)]
         if extra is not None:
             parts.append(extra)
         return " & ".join(parts)
@@ -176,7 +159,7 @@ class _Printer:
             self.emit(f"{name}offset = tl.program_id({programs[name]}){wide} * {block}")
             arange = f"tl.arange(0, {block}){self._slice(position)}"
             self.emit(f"{name}index = {name}offset + {arange}")
-            if self._masked_axis(axis):
+            if self.masked(axis):
                 self.emit(f"{name}mask = {name}index < {name}numel")
         if self.body.rsizes and not self.tiling.persistent:
             self._looped(wide)
@@ -189,7 +172,7 @@ class _Printer:
         arange = f"tl.arange(0, RBLOCK){wide}{self._slice(position)}"
         self.emit(f"rindex = {offset}{arange}")
         axis = self.axes[position]
-        if self._masked_axis(axis):
+        if self.masked(axis):
             self.emit("rmask = rindex < rnumel")
 
     def _looped(self, wide: str) -> None:
@@ -206,21 +189,28 @@ class _Printer:
                 continue
             reduces = [i for i in inside if stmts[i].op == "reduce"]
             for i in reduces:
-                self._accumulators(i)
+                self.reductions.accumulators(i)
             position = len(self.axes) - 1
-            self.emit("for roffset in range(0, rnumel, RBLOCK):")
+            self.emit(f"for roffset in range(0, {self._loop_end()}, RBLOCK):")
             self.indent = "    "
             self.indices.enter_loop()
             self._r_index("roffset + ", position, wide)
             for i in inside:
                 if stmts[i].op == "reduce":
-                    self._step(i)
+                    self.reductions.step(i)
                 else:
                     self._statement(i)
             self.indent = ""
             self.indices.leave_loop()
             for i in reduces:
-                self._finish(i)
+                self.reductions.finish(i)
+
+    def _loop_end(self) -> str:
+        """Where the loop counter stops: it must not step over the end of 32 bits."""
+        axis = self.axes[-1]
+        extent = int(axis.extent)
+        overflows = self.masked(axis) and 2**31 - axis.block < extent < 2**31
+        return str(2**31) if overflows else "rnumel"
 
     def _at_loop(self, i: int) -> bool:
         """Whether a store belongs in a loop although its value does not vary there."""
@@ -250,34 +240,35 @@ class _Printer:
         stmt = self.body.stmts[i]
         match stmt.op:
             case "load":
-                self._define(i, self._load(i, stmt))
+                self.define(i, self._load(i, stmt))
             case "store":
                 self._store(i, stmt)
             case "const":
                 ones = "[" + ", ".join("1" for _ in self.axes) + "]"
-                self._define(i, f"tl.full({ones}, {_number(stmt)}, {tl_dtype(stmt.dtype)})")
+                self.define(i, constant(stmt.attrs[0], stmt.dtype, ones))
             case "index":
-                self._define(i, f"({self.indices.text(stmt.attrs[0])}).to({tl_dtype(stmt.dtype)})")
+                text = self._index(stmt.attrs[0], self.axes_of[i])
+                self.define(i, f"{text}.to({tl_dtype(stmt.dtype)})")
             case "cast":
-                self._define(i, self._cast(stmt))
+                self.define(i, self._cast(stmt))
             case "round_to":
-                narrow = tl_dtype(stmt.attrs[0])
-                self._define(i, f"tmp{stmt.args[0]}.to({narrow}).to(tl.float32)")
+                self.define(i, f"{converted(f'tmp{stmt.args[0]}', stmt.attrs[0])}.to(tl.float32)")
             case "bitcast":
                 target = tl_dtype(stmt.attrs[0])
-                self._define(i, f"tmp{stmt.args[0]}.to({target}, bitcast=True)")
+                self.define(i, f"tmp{stmt.args[0]}.to({target}, bitcast=True)")
             case "reduce":
-                self._reduce_whole(i, stmt)
+                self.reductions.whole(i)
             case "part":
-                self._define(i, f"tmp{stmt.args[0]}_{stmt.attrs[0]}")
+                self.define(i, f"tmp{stmt.args[0]}_{stmt.attrs[0]}")
             case _:
                 operand = self.body.stmts[stmt.args[0]].dtype if stmt.args else stmt.dtype
                 if stmt.op == "where":
                     operand = stmt.dtype
                 text = OPS[stmt.op].spelling(operand)
-                self._define(i, text.format(*(f"tmp{a}" for a in stmt.args)))
+                self.define(i, text.format(*(f"tmp{a}" for a in stmt.args)))
 
-    def _define(self, i: int, text: str) -> None:
+    def define(self, i: int, text: str) -> None:
+        """Print the value of a statement."""
         self.emit(f"tmp{i} = {text}")
 
     def _cast(self, stmt: Stmt) -> str:
@@ -287,19 +278,21 @@ class _Printer:
             return f"{value} != 0"
         return f"{value}.to({tl_dtype(want)})"
 
+    def _index(self, index: Index, axes: frozenset[str]) -> str:
+        """The text of an index as a tile over ``axes``."""
+        flat = self.indices.on_axes(index)
+        text = self.indices.text(flat)
+        if flat.is_const:
+            return f"tl.full({self.tile(axes)}, {text}, tl.int{64 if self.wide else 32})"
+        own = frozenset().union(
+            *(self.axes_of[v] for v in flat.indirects()),
+            {n.removesuffix("index") for n in flat.var_names()},
+        )
+        return f"({text})" if own == axes else f"tl.broadcast_to({text}, {self.tile(axes)})"
+
     def _address(self, buffer: str, index: Index, axes: frozenset[str]) -> str:
         """Pointer text for a tile over ``axes``."""
-        own = frozenset().union(
-            *(self.axes_of[v] for v in index.indirects()),
-            {self.loop_of[n].name for n in index.var_names()},
-        )
-        text = self.indices.text(index)
-        if index.is_const:
-            full = self._tile(axes)
-            return f"{self.pointer[buffer]} + tl.full({full}, {text}, tl.int{64 if self.wide else 32})"
-        if own != axes:
-            return f"{self.pointer[buffer]} + tl.broadcast_to({text}, {self._tile(axes)})"
-        return f"{self.pointer[buffer]} + ({text})"
+        return f"{self.pointer[buffer]} + {self._index(index, axes)}"
 
     def _load(self, i: int, stmt: Stmt) -> str:
         buffer, index, dtype = stmt.attrs
@@ -319,121 +312,32 @@ class _Printer:
         mask = self._mask(axes)
         value = f"tmp{stmt.args[0]}"
         if self.axes_of[stmt.args[0]] != axes:
-            value = f"tl.broadcast_to({value}, {self._tile(axes)})"
+            value = f"tl.broadcast_to({value}, {self.tile(axes)})"
         if self.body.stmts[stmt.args[0]].dtype != dtype:
-            value = f"{value}.to({tl_dtype(dtype)})"
+            value = converted(value, dtype)
         call = "tl.atomic_add" if mode == "add" else "tl.store"
         tail = ", sem='relaxed'" if mode == "add" else ""
         self.emit(f"{call}({address}, {value}{', ' + mask if mask else ''}{tail})")
 
-    # -- reductions ------------------------------------------------------------------------------
 
-    def _operand(self, i: int) -> tuple[str, frozenset[str]]:
-        """A reduction's operand spread over x and r, and its axes."""
-        value = self.body.stmts[i].args[0]
-        axes = self.axes_of[value] | {"r"}
-        text = f"tmp{value}"
-        if self.axes_of[value] != axes:
-            text = f"tl.broadcast_to({text}, {self._tile(axes)})"
-        return text, axes
-
-    def _r_masked(self) -> bool:
-        return self._masked_axis(self.axes[-1])
-
-    def _collapse(self, text: str) -> str:
-        """Put the reduced axis back as extent 1."""
-        return f"{text}[:, None]"
-
-    def _reduce_whole(self, i: int, stmt: Stmt) -> None:
-        (kind,) = stmt.attrs
-        value, axes = self._operand(i)
-        dtype = self.body.stmts[stmt.args[0]].dtype
-        tile = self._tile(axes)
-        if kind in SIMPLE:
-            simple = SIMPLE[kind]
-            if self._r_masked():
-                value = f"tl.where(rmask, {value}, {simple.identity(dtype)})"
-            finish = simple.finish.format(value=value, axis=1)
-            self._define(i, self._collapse(finish))
-        elif kind in POSITIONS:
-            if self._r_masked():
-                value = f"tl.where(rmask, {value}, {POSITIONS[kind](dtype)})"
-            where = self._positions(tile)
-            self._define(i, self._collapse(f"kf.{kind}({value}, {where}, 1)") + ".to(tl.int64)")
-        elif kind == "welford":
-            # the row is at hand: the mean first, then exact deviations from it
-            zero = f"tl.where(rmask, {value}, 0.0)" if self._r_masked() else value
-            total = self._collapse(f"kf.sum({zero}, 1)")
-            self.emit(f"tmp{i}_0 = {total} / {float(self._rnumel())}")
-            deviation = f"{value} - tmp{i}_0"
-            if self._r_masked():
-                deviation = f"tl.where(rmask, {deviation}, 0.0)"
-            self.emit(f"tmp{i}_d = {deviation}")
-            self.emit(f"tmp{i}_1 = {self._collapse(f'kf.sum(tmp{i}_d * tmp{i}_d, 1)')}")
-        else:
-            raise CodegenError(kind, "unknown reduction")
-
-    def _rnumel(self) -> int:
-        return int(self.axes[-1].extent)
-
-    def _positions(self, tile: str) -> str:
-        """Row-major positions over the reduction; a padded lane is past every real one."""
-        text = f"tl.broadcast_to(rindex, {tile})"
-        return f"tl.where(rmask, {text}, 2147483647)" if self._r_masked() else text
-
-    def _accumulators(self, i: int) -> None:
-        stmt = self.body.stmts[i]
-        (kind,) = stmt.attrs
-        _, axes = self._operand(i)
-        tile = self._tile(axes)
-        dtype = self.body.stmts[stmt.args[0]].dtype
-        if kind in SIMPLE:
-            self.emit(f"acc{i} = tl.full({tile}, {SIMPLE[kind].identity(dtype)}, {tl_dtype(dtype)})")
-        elif kind in POSITIONS:
-            self.emit(f"acc{i} = tl.full({tile}, {POSITIONS[kind](dtype)}, {tl_dtype(dtype)})")
-            index = "tl.int64" if self.wide else "tl.int32"
-            self.emit(f"acc{i}_at = tl.full({tile}, 2147483647, {index})")
-        else:
-            for part in range(3):
-                self.emit(f"acc{i}_{part} = tl.full({tile}, 0.0, {tl_dtype(dtype)})")
-
-    def _step(self, i: int) -> None:
-        stmt = self.body.stmts[i]
-        (kind,) = stmt.attrs
-        value, axes = self._operand(i)
-        tile = self._tile(axes)
-        mask = f"tl.broadcast_to(rmask, {tile})" if self._r_masked() else f"tl.full({tile}, True, tl.int1)"
-        if kind in SIMPLE:
-            step = SIMPLE[kind].step.format(acc=f"acc{i}", value=value)
-            self.emit(f"acc{i} = tl.where(rmask, {step}, acc{i})" if self._r_masked() else f"acc{i} = {step}")
-        elif kind in POSITIONS:
-            where = f"tl.broadcast_to(rindex, {tile})"
-            self.emit(f"acc{i}, acc{i}_at = kf.{kind}_step(acc{i}, acc{i}_at, {value}, {where}, {mask})")
-        else:
-            accs = ", ".join(f"acc{i}_{part}" for part in range(3))
-            self.emit(f"{accs} = kf.welford_step({accs}, {value}, {mask})")
-
-    def _finish(self, i: int) -> None:
-        (kind,) = self.body.stmts[i].attrs
-        if kind in SIMPLE:
-            finish = SIMPLE[kind].finish.format(value=f"acc{i}", axis=1)
-            self._define(i, self._collapse(finish))
-        elif kind in POSITIONS:
-            finish = f"kf.{kind}(acc{i}, acc{i}_at, 1)"
-            self._define(i, self._collapse(finish) + ".to(tl.int64)")
-        else:
-            accs = ", ".join(f"acc{i}_{part}" for part in range(3))
-            names = ", ".join(f"fin{i}_{part}" for part in range(3))
-            self.emit(f"{names} = kf.welford({accs}, 1)")
-            for part in range(2):
-                self.emit(f"tmp{i}_{part} = {self._collapse(f'fin{i}_{part}')}")
+def constant(number: bool | int | float, dtype: str, tile: str) -> str:
+    """A tile filled with a number; float32 numbers as short as they can be told apart."""
+    if isinstance(number, float) and number == 0 and math.copysign(1, number) < 0:
+        # before Triton 3.9 tl.full drops the sign of zero
+        return f"tl.full({tile}, -1.0, {tl_dtype(dtype)}) * 0.0"
+    return f"tl.full({tile}, {_digits(number, dtype)}, {tl_dtype(dtype)})"
 
 
-def _number(stmt: Stmt) -> str:
-    """The text of a constant."""
-    (number,) = stmt.attrs
+def _digits(number: bool | int | float, dtype: str) -> str:
     text = repr(number)
-    return f"float('{text}')" if re.fullmatch(r"-?(inf|nan)", text) else text
+    if not isinstance(number, float):
+        return text
+    if not math.isfinite(number):
+        return f"float('{text}')"
+    if dtype == "float32":
+        short = (f"{number:.{digits}g}" for digits in range(1, 10))
+        text = next((t for t in short if single(float(t)) == number), text)
+    return text if any(mark in text for mark in ".e") else f"{text}.0"
 
 
 def _levels(body: Body) -> list[int]:

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from ..ops import is_float
 
 _INT_MIN = {"int8": -(2**7), "int16": -(2**15), "int32": -(2**31), "int64": -(2**63), "uint8": 0}
-_INT_MAX = {"int8": 2**7 - 1, "int16": 2**15 - 1, "int32": 2**31 - 1, "int64": 2**63 - 1, "uint8": 255}
+_INT_MAX = {
+    "int8": 2**7 - 1,
+    "int16": 2**15 - 1,
+    "int32": 2**31 - 1,
+    "int64": 2**63 - 1,
+    "uint8": 255,
+}
 
 
 def lowest(dtype: str) -> str:

@@ -131,7 +131,8 @@ def constant_pad_nd(ctx: Lowering, a: Tensor, pad: Sequence[Any], value: Any = 0
             return a.load(recorder, moved)
         with recorder.masked(inside):
             element = a.load(recorder, moved)
-        return recorder.op("where", inside, element, recorder.const(number, a.dtype))
+        border = recorder.round_to(recorder.const(number, a.dtype), a.dtype)
+        return recorder.op("where", inside, element, border)
 
     cost, reads = cost_of(a)
     return Lazy(ctx.out_sizes(), a.dtype, fn, cost + 3, reads)

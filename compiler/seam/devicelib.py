@@ -39,15 +39,38 @@ def remainder_float(a, b):
 
 
 @triton.jit
+def _quotient(a, b):
+    # Triton's own float32 division is off by up to two units in the last place
+    if a.dtype == tl.float64:
+        return a / b
+    else:
+        return tl.div_rn(a, b)
+
+
+@triton.jit
 def floor_div_float(a, b):
     # eager's definition: from the remainder, so that a == b * floor_div(a, b) + remainder(a, b)
     rest = libdevice.fmod(a, b)
-    quotient = (a - rest) / b
+    quotient = _quotient(a - rest, b)
     quotient = tl.where((rest != 0) & ((rest < 0) != (b < 0)), quotient - 1.0, quotient)
     rounded = libdevice.floor(quotient)
     rounded = tl.where(quotient - rounded > 0.5, rounded + 1.0, rounded)
     rounded = tl.where(quotient == 0.0, (a / b) * 0.0, rounded)
     return tl.where(b == 0.0, a / b, rounded)
+
+
+@triton.jit
+def to_float8_e4m3fn(a):
+    # no infinity: what rounds past 448 is NaN; 464 lies half way to 480 and rounds to even
+    return tl.where(tl.abs(a) > 464.0, float("nan"), a).to(tl.float8e4nv)
+
+
+@triton.jit
+def to_float8_e5m2(a):
+    # from half way between 57344, the largest number, and 65536 on: infinity
+    infinity = tl.where(a < 0.0, 0xFC, 0x7C).to(tl.uint8)
+    bits = a.to(tl.float8e5).to(tl.uint8, bitcast=True)
+    return tl.where(tl.abs(a) >= 61440.0, infinity, bits).to(tl.float8e5, bitcast=True)
 
 
 @triton.jit
@@ -92,7 +115,7 @@ def _and(a, b):
 
 @triton.jit
 def sum(value, axis):
-    return tl.sum(value, axis)
+    return tl.sum(value, axis).to(value.dtype)  # tl.sum widens small integers
 
 
 @triton.jit
