@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -103,7 +104,9 @@ class InterpretedKernel:
                 f"{len(args)} arguments for {len(self._kinds)} parameters",
                 "the program and the kernel do not belong together",
             )
-        with _running, np.errstate(all="ignore"):
+        with _running, np.errstate(all="ignore"), warnings.catch_warnings():
+            # Triton 3.6 takes loop bounds out of arrays of one element, which NumPy deprecates
+            warnings.filterwarnings("ignore", "Conversion of an array with ndim > 0")
             function = self._load(known)
             named = {
                 name: _argument(known, kind, value)
