@@ -170,7 +170,7 @@ def add(ctx: Lowering, a: Any, b: Any, *, alpha: Any = 1) -> Any:
     def emit(recorder: Recorder, values: list[int]) -> int:
         x, y = values
         if alpha != 1:
-            y = recorder.op("mul", y, recorder.const(alpha, compute))
+            y = recorder.op("mul", y, recorder.const(wrapped(alpha, compute), compute))
         return recorder.op(name, x, y)
 
     return elementwise(ctx, (a, b), emit, compute=compute)
