@@ -38,6 +38,7 @@ from .seam.options import Options, backend_options
 from .seam.target import Target
 from .seam.toolchain import Toolchain
 from .service import Compiled, GraphStore, KernelService, KeyParts, Priority
+from .turns import short_turns
 
 #: Takes one list of inputs, empties it, returns a list of outputs.
 Boxed = Callable[[list[Any]], list[Any]]
@@ -131,9 +132,10 @@ def generate(
         submit,
     )
     assembler = Assembler(graph, groups)
-    for group in groups:
-        launch = None if group.extern is not None else builder.launch(group, live[group.number])
-        assemble_group(assembler, group, launch, builder.kernels, live[group.number])
+    with short_turns():
+        for group in groups:
+            launch = None if group.extern is not None else builder.launch(group, live[group.number])
+            assemble_group(assembler, group, launch, builder.kernels, live[group.number])
     spent = time.perf_counter() - start - (report.phases.get("submit", 0.0) - submitting)
     report.add_phase("codegen", spent)
     with report.phase("host"):
