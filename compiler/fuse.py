@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from .body import Body, Recorder, Stmt, prune, stmt_index
 from .index import Index
 from .ir import Buffer, Compute, Extern, LoweredGraph, View
-from .loops import Alignment, align, simplify, substitute
+from .loops import Alignment, Substitution, align, simplify, substitute
 from .ops import ITEMSIZE
 from .sym import Size
 
@@ -167,6 +167,8 @@ class Fuser:
         alignment = align(a.shape, b.shape)
         if alignment is None or not self._in_registers(a, b, alignment):
             return None
+        if not linked and a.shape.numel != b.shape.numel and not _same_reads(a, b, alignment):
+            return None
         if self._between(a, b) or self._between(b, a):
             return None
         return alignment
@@ -252,6 +254,20 @@ class Fuser:
                 raise AssertionError("fusion made a cycle")
             waiting = rest
         return out
+
+
+def _same_reads(a: Group, b: Group, alignment: Alignment) -> bool:
+    """Whether two groups read some element of one buffer in the same iteration.
+
+    A pointwise nest runs along a reduction's loops in one of several orders; without a common
+    read the order at hand may be the one that reads across the rows.
+    """
+
+    def addresses(group: Group, values: Substitution) -> set[tuple[str, Index]]:
+        loads = (s for _, _, body in group.members for s in body.stmts if s.op == "load")
+        return {(s.attrs[0], s.attrs[1].substitute(values)) for s in loads}
+
+    return not addresses(a, alignment.first).isdisjoint(addresses(b, alignment.second))
 
 
 def _is_random(op: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -32,6 +32,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run rewrite the files under tests/golden instead of comparing with them."""
+    parser.addoption(
+        "--update-golden", action="store_true", help="write tests/golden anew from what is printed"
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Compare a text with tests/golden/<test file>/<test>.txt, or write it (--update-golden)."""
+    file = request.path.stem
+    name = request.node.name.replace("[", "-").rstrip("]")
+    path = Path(__file__).parent / "golden" / file / f"{name}.txt"
+
+    def compare(text: str) -> None:
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"{path} is missing: run this test with --update-golden and review it"
+        assert text == path.read_text()
+
+    return compare
 
 
 @pytest.fixture
