@@ -31,7 +31,7 @@ from .hosting import ServerOptions
 from .launch import KEPT_VARIABLES
 from .levels import EMITTED, WAITING
 from .link import Link
-from .places import import_roots, socket_directory
+from .places import code_signature, import_roots, socket_directory
 from .wire import pack_body
 
 #: How long ``close`` waits for pending futures to be settled, in seconds.
@@ -59,7 +59,7 @@ class FarmClient:
         self._notice = notice or (lambda text: print(text, file=sys.stderr))
         self._environments: dict[tuple[Toolchain, str], Environment] = {}
         self._closed = False
-        import_roots()  # found once, here and not in the first submit
+        import_roots(), code_signature()  # found once, here and not in the first submit
         self._reset()
         _clients.add(self)
         if start:
@@ -161,6 +161,7 @@ class FarmClient:
             spec = {
                 "python": sys.executable,
                 "roots": import_roots(),
+                "code": code_signature(),
                 "environ": environ,
                 "toolchain": [toolchain.identity, toolchain.parts, toolchain.local],
                 "target": [default.backend, default.arch, default.model],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import socket
 import stat
@@ -115,6 +116,22 @@ def import_roots() -> tuple[str, ...]:
     known = {os.path.realpath(path) for path in [*site.getsitepackages(), *_user_site()]}
     roots = [os.path.abspath(path) for path in found if os.path.realpath(path) not in known]
     return tuple(dict.fromkeys(roots))
+
+
+@functools.cache
+def code_signature() -> str:
+    """Return what identifies our sources on disk, as they were when first asked, without a read.
+
+    A zygote that loaded other sources than its client must not serve it: an installation may be
+    replaced while processes live. Names, sizes and times suffice within a machine.
+    """
+    root = Path(__file__).parent.parent
+    found = [
+        (str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns)
+        for folder in ("farm", "cache", "compiler/seam")
+        for path in sorted((root / folder).glob("*.py"))
+    ]
+    return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
 def _user_site() -> list[str]:

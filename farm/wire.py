@@ -11,7 +11,8 @@ Between client and broker (``n`` is the client's number for a request)::
 
 Between broker and zygote (``run`` is the broker's number for an attempt)::
 
-    broker   hello {wire, toolchain, target, run_bytes}      run {run, body, nice}    kill {run}
+    broker   hello {wire, code, toolchain, target, run_bytes}
+             run {run, body, nice}       kill {run}
     zygote   ready {seconds}      unready {why}             began {run, pid}
              stage {run, stage}   keyed {run, key, parts}
              done {run, payload, started, finished, stages}      rejected {run, failure}
@@ -19,7 +20,7 @@ Between broker and zygote (``run`` is the broker's number for an attempt)::
 
 ``parts`` are the kernel key's (name, bytes) pairs, the TTIR among them. ``body`` is the packed wire
 form of a SourceRequest or a CompileRequest; the broker never looks into it. ``spec`` is what a
-zygote is started with: {python, roots, environ, toolchain, target}.
+zygote is started with: {python, roots, code, environ, toolchain, target}.
 Unknown fields are ignored; any other change raises WIRE_VERSION.
 """
 

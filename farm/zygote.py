@@ -33,6 +33,7 @@ from ..compiler.seam.target import Target
 from ..compiler.seam.toolchain import Toolchain, current_toolchain
 from .child import OUT_OF_MEMORY, perform
 from .errors import WireMismatch
+from .places import code_signature
 from .warmup import warm_up
 from .wire import WIRE_VERSION, Frames, Message, frame, pack, unpack
 
@@ -81,7 +82,10 @@ class Zygote:
 
     def serve(self) -> None:
         """Serve until the broker goes."""
-        self._tell(self._prepare(self._receive_hello()))
+        answer = self._prepare(self._receive_hello())
+        self._tell(answer)
+        if answer["op"] != "ready":
+            return
         try:
             while self._step():
                 pass
@@ -107,6 +111,8 @@ class Zygote:
         try:
             if hello.get("wire") != WIRE_VERSION:
                 raise WireMismatch(WIRE_VERSION, hello.get("wire"))
+            if hello["code"] != code_signature():
+                raise RuntimeError("kernelfarm was replaced on disk since its client started")
             identity, parts, local = hello["toolchain"]
             asked = Toolchain(identity, tuple((name, value) for name, value in parts), local)
             target = Target(*hello["target"])

@@ -84,6 +84,7 @@ class ZygoteRunner:
             {
                 "op": "hello",
                 "wire": WIRE_VERSION,
+                "code": spec["code"],
                 "toolchain": spec["toolchain"],
                 "target": spec["target"],
                 "run_bytes": self._run_bytes,
@@ -177,6 +178,8 @@ class ZygoteRunner:
                 for body in frames.feed(data):
                     if not zygote.ended:
                         reason = self._take(zygote, unpack(body)) or reason
+                if reason:
+                    break
         except (OSError, BadFrame, KeyError) as error:
             trouble = f"{type(error).__name__}: {error}"
         if zygote.ended:

@@ -17,7 +17,7 @@ from kernelfarm.farm.server import listen
 from kernelfarm.farm.streams import StreamConnection
 from kernelfarm.farm.wire import WIRE_VERSION, Message, unpack
 
-SPEC = {"python": "python", "roots": [], "environ": {}, "toolchain": [], "target": []}
+SPEC = {"python": "python", "roots": [], "code": "", "environ": {}, "toolchain": [], "target": []}
 
 
 class Peer:

@@ -270,6 +270,13 @@ def test_no_interpreter_is_unavailable(farm: Any) -> None:
         client.submit(farm.request()).result(PATIENCE)
 
 
+def test_replaced_code_is_not_used(farm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A zygote that would run other sources than the client's is refused, with the reason."""
+    monkeypatch.setattr("kernelfarm.farm.client.code_signature", lambda: "of other sources")
+    with pytest.raises(FarmUnavailable, match="replaced on disk"):
+        farm.client().submit(farm.request()).result(PATIENCE)
+
+
 def test_close_settles_what_is_pending(farm: Any) -> None:
     """Closing a client settles its futures with an error at once."""
     client = farm.client()
