@@ -21,7 +21,11 @@ aten = torch.ops.aten
 def constant(sizes: tuple[Size, ...], number: bool | int | float, dtype: str) -> Lazy:
     """A tensor of one number, which costs nothing to read."""
     fixed = wrapped(number, dtype)
-    return Lazy(sizes, dtype, lambda r, i: r.round_to(r.const(fixed, dtype), dtype), cost=0, reads=0)
+
+    def fn(recorder: Recorder, index: Sequence[Index]) -> int:
+        return recorder.round_to(recorder.const(fixed, dtype), dtype)
+
+    return Lazy(sizes, dtype, fn, cost=0, reads=0)
 
 
 @lower(aten.full, aten.full_like, aten.new_full)

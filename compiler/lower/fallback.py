@@ -12,8 +12,8 @@ from torch import fx
 
 from ..errors import GraphError, LoweringError
 from ..host import DeviceRef, DType, MemoryFormat
-from ..ir import Tensor, View, same_layout
-from ..sym import as_size
+from ..ir import Tensor, View, is_dense, same_layout
+from ..sym import as_size, is_static
 from .context import Lowering, dtype_name
 
 
@@ -63,19 +63,43 @@ def as_view(ctx: Lowering, node: fx.Node, args: Any) -> View | tuple[View, ...] 
                 return None
             if base.offset != 0 or start != offset:
                 return None
-        return View(
+        view = View(
             base.buffer,
             tuple(as_size(s) for s in val.shape),
             tuple(as_size(s) for s in val.stride()),
             base.offset + offset - start,
             dtype_name(val.dtype),
         )
+        return _contained(node, base, view) if op is torch.ops.aten.as_strided.default else view
 
     meta = node.meta["val"]
     if isinstance(meta, (tuple, list)):
         views = tuple(build(v) for v in meta)
         return None if any(v is None for v in views) else views  # type: ignore[return-value]
     return build(meta)
+
+
+def _contained(node: fx.Node, base: View, view: View) -> View | None:
+    """A view that may address any memory, if all of it is ours; None if a library call must look.
+
+    `as_strided` is the one view operator that reaches elements its source does not have: neighbours
+    in the storage that eager shares. An input's neighbours exist at run time, beyond our window.
+    """
+    reach = [(s - 1) * t for s, t in zip(view.sizes, view.strides, strict=True)]
+    first = view.offset
+    last = first + sum(reach)
+    empty = any(isinstance(s, int) and s == 0 for s in view.sizes)
+    within = is_static(first, last, base.buffer.extent()) and (
+        empty or (first >= 0 and last < base.buffer.extent())  # type: ignore[operator]
+    )
+    if base.buffer.role == "input":
+        return view if within else None
+    if within and is_dense(base.buffer.sizes, base.buffer.strides):
+        return view
+    raise GraphError(
+        f"node {node.name} (aten.as_strided) addresses memory beside a computed tensor; "
+        "only eager keeps that memory"
+    )
 
 
 def _argument(ctx: Lowering, node: fx.Node, value: Any, source: Any) -> Any:

@@ -82,7 +82,7 @@ def _as_traced(ctx: Lowering, tensor: Tensor, source: Any) -> View:
 
 def _columns(view: View, start: int, stop: int) -> View:
     """Columns ``start`` to ``stop`` of a matrix or a bias; a bias may have one column for all."""
-    if view.sizes[-1] == 1 and stop - start != 1 or not view.sizes:
+    if (view.sizes[-1] == 1 and stop - start != 1) or not view.sizes:
         return view
     if view.sizes[-1] == 1:
         start, stop = 0, 1

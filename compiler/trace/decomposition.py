@@ -19,6 +19,9 @@ aten = torch.ops.aten
 #: Kept whole although the core table takes them apart, each with its reason.
 _WHOLE: tuple[Any, ...] = (
     aten.baddbmm,  # one library call with an epilogue; its parts are three passes over memory
+    # their parts write with index_put, where a negative position counts from the end: eager refuses
+    aten.index_add,
+    aten.index_copy,
 )
 
 #: Taken apart although the core table keeps them: their parts fuse, and their choice of library

@@ -143,3 +143,17 @@ def test_functional_writes_run_as_library_calls() -> None:
         rand(2, 5),
         fallbacks=["aten.index_put.default"],
     )
+
+
+@pytest.mark.parametrize("name", ("index_add", "index_copy"))
+def test_writes_at_negative_positions_are_refused_as_in_eager(name: str) -> None:
+    """-1 is no position for these, and is never taken as the last one (pytorch#131321)."""
+
+    def fn(x: torch.Tensor, i: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return getattr(torch, name)(x + 1, 0, i, s) * 2
+
+    x, good, source = rand(4, 3), torch.tensor([2]), rand(1, 3)
+    check(fn, x, good, source, fallbacks=[f"aten.{name}.default"])
+    graph = Lowering(trace(fn, (x, good, source)), device_type="cpu").run()
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (bounds|range)"):
+        execute(graph, (x, torch.tensor([-1]), source))

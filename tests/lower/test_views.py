@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from body_eval import check
+from body_eval import check, trace
 from tensors import layouts, rand
 
+from kernelfarm.compiler.errors import GraphError
 from kernelfarm.compiler.ir import Compute, Extern
+from kernelfarm.compiler.lower.context import Lowering
 
 Fn = Callable[[torch.Tensor], object]
 
@@ -158,3 +160,21 @@ def test_chains_of_reshapes_simplify_to_plain_indices() -> None:
     (node,) = lowering.graph.nodes
     text = repr(node.body)
     assert "//" not in text and "%" not in text
+
+
+def test_strides_by_hand_stay_inside_a_tensor() -> None:
+    """as_strided of a dense tensor is a view; of an input's neighbourhood, torch's business."""
+    by_hand = ["aten.as_strided.default"]
+    check(lambda x: x.as_strided((2, 2), (1, 3), 1) + 1, rand(4, 4), fallbacks=by_hand)
+    check(lambda x: (x * 2).as_strided((3, 2), (2, 5), 2) + 1, rand(4, 4), fallbacks=by_hand)
+    window = rand(4, 4)[1:3, 1:3]
+    gm = trace(lambda x: x.as_strided((4, 4), (4, 1), 0) + 1, (window,))
+    graph = Lowering(gm, device_type="cpu").run()
+    assert any(isinstance(n, Extern) for n in graph.nodes)
+
+
+def test_strides_by_hand_beside_a_computed_slice_are_refused() -> None:
+    """Elements that only eager's storage holds are never read from ours."""
+    gm = trace(lambda x: (x * 2)[:, 1:3].as_strided((2, 2), (1, 2), 0) + 1, (rand(4, 4),))
+    with pytest.raises(GraphError, match="as_strided"):
+        Lowering(gm, device_type="cpu").run()

@@ -255,8 +255,8 @@ def _host_argument(value: Any, memory: Mapping[str, torch.Tensor]) -> Any:
 
 
 def _call(node: Extern, memory: dict[str, torch.Tensor]) -> None:
-    _, packet, overload = node.op.split(".")
-    op = getattr(getattr(torch.ops.aten, packet), overload)
+    namespace, packet, overload = node.op.split(".")
+    op = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     args = [_host_argument(a, memory) for a in node.args]
     kwargs = {k: _host_argument(v, memory) for k, v in node.kwargs}
     result = op(*args, **kwargs)
