@@ -165,7 +165,7 @@ for _name, _sign in (
 _op("and", 2, "{0} & {1}")
 _op("or", 2, "{0} | {1}")
 _op("xor", 2, "{0} ^ {1}")
-_op("not", 1, {"": "~{0}", "bool": "{0} == 0"})
+_op("not", 1, {"": "~{0}", "bool": "{0} == 0", "uint8": "{0} ^ 255"})
 _op("shift_left", 2, "{0} << {1}")
 _op("shift_right", 2, "{0} >> {1}")
 _op("where", 3, "tl.where({0}, {1}, {2})", _second)

@@ -1,10 +1,10 @@
 """Loop bodies and fused groups as text, one statement a line: for tests, dumps and debugging.
 
-    p0 < 64, p1 < 128; r0 < 32
-      %0 = load arg1[128*p0 + p1] as bfloat16 : float32
-      %1 = mul %0, %0 : float32
-      %2 = reduce sum %1 : float32
-      store buf1[p0] = %2 as bfloat16
+p0 < 64, p1 < 128; r0 < 32
+  %0 = load arg1[128*p0 + p1] as bfloat16 : float32
+  %1 = mul %0, %0 : float32
+  %2 = reduce sum %1 : float32
+  store buf1[p0] = %2 as bfloat16
 """
 
 from __future__ import annotations

@@ -21,7 +21,9 @@ from kernelfarm.compiler.sym import contiguous_strides
 F32 = "float32"
 
 
-def _graph(buffers: Sequence[Buffer], nodes: Sequence[Compute], outputs: Sequence[str]) -> LoweredGraph:
+def _graph(
+    buffers: Sequence[Buffer], nodes: Sequence[Compute], outputs: Sequence[str]
+) -> LoweredGraph:
     graph = LoweredGraph()
     graph.buffers = {b.name: b for b in buffers}
     graph.inputs = [b for b in buffers if b.role == "input"]

@@ -14,15 +14,23 @@ import torch
 import torch.nn.functional as F
 from body_eval import trace
 from interpret import interpret
+from on_gpu import run_on_gpu
 
 Case = Callable[..., Any]
 INF, NAN = math.inf, math.nan
 
 
 def same(fn: Case, *inputs: Any, tolerance: float = 1e-5) -> None:
-    """Compare every output with eager: dtype, shape, value, and the sign of zeros."""
-    results, _ = interpret(trace(fn, inputs), inputs)
-    wanted = fn(*inputs)
+    """Compare every output with eager: dtype, shape, value, and the sign of zeros.
+
+    Where there is a GPU the kernels are compiled and run there instead of interpreted.
+    """
+    if torch.cuda.is_available():
+        with torch.device("cuda"):
+            inputs = tuple(x.cuda() for x in inputs)
+            results, wanted = run_on_gpu(fn, inputs), fn(*inputs)
+    else:
+        results, wanted = interpret(trace(fn, inputs), inputs)[0], fn(*inputs)
     for number, (got, want) in enumerate(
         zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True)
     ):
@@ -230,7 +238,9 @@ def test_float64() -> None:
 
 def test_one_buffer_under_two_dtypes() -> None:
     """A tensor and its bits are read by one kernel, each as what it is."""
-    same(lambda x: (x.view(torch.int32) + x.to(torch.int32), x.view(torch.int32) < 0), torch.randn(9))
+    same(
+        lambda x: (x.view(torch.int32) + x.to(torch.int32), x.view(torch.int32) < 0), torch.randn(9)
+    )
 
 
 def test_values_are_not_read_back_as_another_dtype_from_registers() -> None:
@@ -253,7 +263,8 @@ def test_forwarded_values_under_a_mask() -> None:
 def test_pad_after_a_reduction() -> None:
     """A border around a reduction's result keeps its choice (pytorch#189895)."""
     same(
-        lambda x: F.pad(x.sum(-1, dtype=torch.int32), (1, 0)), torch.ones(1, 16384, dtype=torch.bool)
+        lambda x: F.pad(x.sum(-1, dtype=torch.int32), (1, 0)),
+        torch.ones(1, 16384, dtype=torch.bool),
     )
 
 
@@ -272,7 +283,14 @@ def test_levels_of_reductions(length: int) -> None:
         off = x - mean
         top = off.abs().amax(1, keepdim=True)
         scaled = off * top
-        return mean * 3, scaled.sum(1), top.squeeze(1) + 1, scaled, (scaled > 0).any(1), off.argmax(1)
+        return (
+            mean * 3,
+            scaled.sum(1),
+            top.squeeze(1) + 1,
+            scaled,
+            (scaled > 0).any(1),
+            off.argmax(1),
+        )
 
     same(fn, torch.randn(3, length), tolerance=1e-3)
 
@@ -303,7 +321,13 @@ def test_data_dependent_positions(dtype: torch.dtype) -> None:
     """Reads at positions from data, wrapped, masked and reduced."""
     x, i = torch.randn(9, 9), torch.tensor([0, 8, 3, 3], dtype=dtype)
     same(
-        lambda x, i: (x[i], x[:, i - 4], F.embedding(i, x).sum(-1), F.pad(x[i], (1, 1)), x[i][:, i]),
+        lambda x, i: (
+            x[i],
+            x[:, i - 4],
+            F.embedding(i, x).sum(-1),
+            F.pad(x[i], (1, 1)),
+            x[i][:, i],
+        ),
         x,
         i,
     )

@@ -30,7 +30,9 @@ def reduction(rows: int, length: int, row_step: int, step: int) -> Body:
     """The sum over the inner loop of one input with these strides."""
     recorder = Recorder()
     (p,), (r,) = loop_vars("p", [rows]), loop_vars("r", [length])
-    total = recorder.reduce("sum", recorder.load("in0", p.scale(row_step) + r.scale(step), F32), F32)
+    total = recorder.reduce(
+        "sum", recorder.load("in0", p.scale(row_step) + r.scale(step), F32), F32
+    )
     recorder.store("out", p, total, F32)
     return recorder.finish([rows], [length])
 
