@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .errors import CodegenError
+from .folding import direct, fold
 from .index import Index, var
 from .ops import OPS, compute_dtype, is_float
 from .sym import Size, product
@@ -157,10 +158,14 @@ class Recorder:
     def load(self, buffer: str, index: Index, dtype: str) -> int:
         """Read an element of stored ``dtype``; the value has its compute dtype."""
         args = () if self._mask is None else (self._mask,)
+        if args and self.stmts[args[0]].op == "const":  # a constant mask is False, see `masked`
+            return self.const(0, dtype)
+        index = direct(self.stmts, index)
         return self.emit("load", args, (buffer, index, dtype), compute_dtype(dtype))
 
     def store(self, buffer: str, index: Index, value: int, dtype: str, mode: str = "set") -> int:
         """Write a value, converted to the stored ``dtype``."""
+        index = direct(self.stmts, index)
         return self.emit("store", (value,), (buffer, index, mode, dtype), dtype)
 
     def const(self, number: bool | int | float, dtype: str) -> int:
@@ -177,6 +182,7 @@ class Recorder:
 
     def index(self, index: Index, dtype: str = "int64") -> int:
         """An index as a value."""
+        index = direct(self.stmts, index)
         if index.is_const and isinstance(index.const, int):
             return self.const(index.const, dtype)
         return self.emit("index", (), (index,), dtype)
@@ -190,6 +196,8 @@ class Recorder:
         stmt = self.stmts[value]
         if stmt.op == "const" and _castable(stmt.attrs[0], dtype):
             return self.const(stmt.attrs[0], dtype)
+        if stmt.op == "index" and dtype == "int64":
+            return self.index(stmt.attrs[0], dtype)
         return self.emit("cast", (value,), (dtype,), dtype)
 
     def round_to(self, value: int, dtype: str) -> int:
@@ -212,6 +220,9 @@ class Recorder:
         definition = OPS[name]
         if len(args) != definition.arity:
             raise CodegenError(name, f"takes {definition.arity} operands, got {len(args)}")
+        known = fold(self, name, args)
+        if known is not None:
+            return known
         dtypes = tuple(self.dtype(a) for a in args)
         return self.emit(name, args, (), definition.rule(dtypes))
 
@@ -227,7 +238,9 @@ class Recorder:
     def masked(self, condition: int) -> Iterator[None]:
         """Loads inside happen only where ``condition`` holds (and the enclosing mask)."""
         before = self._mask
-        self._mask = condition if before is None else self.op("and", before, condition)
+        mask = condition if before is None else self.op("and", before, condition)
+        always = self.stmts[mask].op == "const" and self.stmts[mask].attrs[0] is True
+        self._mask = None if always else mask
         try:
             yield
         finally:

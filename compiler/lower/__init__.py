@@ -8,13 +8,14 @@ pointwise   elementwise operators, by table       numeric, activation: those tha
 reductions  sums, extremes, truth, moments        indexing   reads at positions that are data
 joining     cat and pad                           scatter    copies with a part replaced
 softmax, norm   whole operators of several loops
-matmul      products whose rows need padding
+matmul      products whose rows need padding      attention  masks that forbid the future
 
 Importing this package registers all of them.
 """
 
 from . import (  # noqa: F401  (each import registers lowerings)
     activation,
+    attention,
     creation,
     indexing,
     joining,

@@ -69,6 +69,8 @@ class Lowering:
         self.lowered_ops: dict[str, int] = {}
         self.fallback_ops: dict[str, int] = {}
         self._count = 0
+        #: What buffers that loop nests fill hold, for analyses that look through memory.
+        self.defined: dict[str, Tensor] = {}
         self._realized: dict[tuple[int, tuple[Size, ...]], tuple[Tensor, View]] = {}
 
     # -- naming and metadata -------------------------------------------------------------------
@@ -165,6 +167,7 @@ class Lowering:
         self.graph.nodes.append(Compute(out.name, body, self.origin()))
         view = View(out, sizes, wanted)
         self._realized[id(tensor), wanted] = (tensor, view)
+        self.defined[out.name] = tensor
         return view
 
     def reduce(
