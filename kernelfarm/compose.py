@@ -51,6 +51,7 @@ class World:
         self.store = store
         self.farm = farm
         self.writer = Writer(notices)
+        self.desk = Writer(notices, "kernelfarm-desk")
         self._lock = threading.Lock()
         self._spare: InlineFarm | None = None
         self._services: dict[Tally, tuple[CachedService, StoredGraphs]] = {}
@@ -85,6 +86,7 @@ class World:
 
     def close(self) -> None:
         """Write what is left to write, then let go of farm and store; may be called twice."""
+        self.desk.flush()
         self.writer.flush()
         self.farm.close()
         self.store.close()
@@ -98,6 +100,7 @@ class World:
         service = CachedService(
             self.store,
             self.farm,
+            desk=self.desk,
             spare=self._spare_farm,
             is_broken=lambda error: isinstance(error, BROKEN_FARM),
             **shared,

@@ -1,8 +1,9 @@
 """Kernels from the store, else from the farm.
 
 A request's own key is its alias (kernel text) or already the kernel key (TTIR). Equal requests in
-flight in this process are one future. A submit costs its caller a digest and look-ups that
-usually miss; everything else happens on the farm client's threads and on the writer's.
+flight in this process are one job. A submit costs its caller the hand-over to the service's desk;
+keys, look-ups and the farm are the desk's affair. A caller that did them itself would give up the
+interpreter in every look-up, and wait for it behind whichever thread took it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class _Flight:
 class CachedService:
     """The compiler's `KernelService`: store first, then farm, then the store is told.
 
-    ``spare`` compiles in this process when the farm itself fails (as opposed to the kernel);
+    Requests are taken up on ``desk``'s thread; without one, by the caller itself. ``spare`` compiles in this process when the farm itself fails (as opposed to the kernel);
     ``is_broken`` tells the two apart by the exception.
     """
 
@@ -53,12 +54,14 @@ class CachedService:
         writer: Writer,
         tally: Tally,
         notices: Notices,
+        desk: Writer | None = None,
         spare: Callable[[], Farm] | None = None,
         is_broken: Callable[[BaseException], bool] = lambda error: False,
     ) -> None:
         self._store = store
         self._farm = farm
         self._writer = writer
+        self._desk = desk
         self._notices = notices
         self._spare = spare
         self._is_broken = is_broken
@@ -68,6 +71,8 @@ class CachedService:
         self._flights: dict[bytes, _Flight] = {}
         #: The unsettled ones by what callers hold, for `wanted`.
         self._waiting: dict[Future[Compiled], _Flight] = {}
+        #: What callers hold while the desk works for them, by the flight's own future.
+        self._handed: dict[Future[Compiled], Future[Compiled]] = {}
 
     def submit(
         self,
@@ -76,6 +81,45 @@ class CachedService:
     ) -> Future[Compiled]:
         """Queue one request and return at once; the future always settles."""
         started = time.monotonic()
+        if self._desk is None:
+            future = self._admit(request, priority, started)
+        else:
+            future = Future()
+            future.set_running_or_notify_cancel()
+            self._desk.add(lambda: self._take_up(future, request, priority, started))
+        self.tally.cost(time.monotonic() - started)
+        return future
+
+    def _take_up(
+        self,
+        future: Future[Compiled],
+        request: SourceRequest | CompileRequest,
+        priority: Priority,
+        started: float,
+    ) -> None:
+        """Admit a request on the desk's thread and pass its outcome on to the caller's future."""
+        try:
+            inner = self._admit(request, priority, started)
+        except Exception as error:  # e.g. a request that cannot be keyed: its submitter's to know
+            future.set_exception(error)
+            return
+        with self._lock:
+            self._handed[future] = inner
+        inner.add_done_callback(lambda done: self._pass_on(future, done))
+
+    def _pass_on(self, future: Future[Compiled], done: Future[Compiled]) -> None:
+        with self._lock:
+            self._handed.pop(future, None)
+        error = done.exception()
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(done.result())
+
+    def _admit(
+        self, request: SourceRequest | CompileRequest, priority: Priority, started: float
+    ) -> Future[Compiled]:
+        """Join the flight of a request's key, or begin it."""
         kind = "kernel" if isinstance(request, CompileRequest) else "alias"
         key = Key.of(kind, request.key_parts())
         flight, is_new = self._join(key, request.entry, started)
@@ -86,21 +130,30 @@ class CachedService:
                 self._fail(flight, error)
         elif flight.farm_future is not None:
             self._farm.raise_priority((flight.farm_future,), priority)
-        self.tally.cost(time.monotonic() - started)
         return flight.future
 
     def wanted(self, futures: Sequence[Future[Compiled]]) -> None:
         """Raise these to ``Priority.WAITING``: a load is about to block on them."""
+        if self._desk is None:
+            self._raise(futures)
+        else:
+            wished = tuple(futures)
+            self._desk.add(lambda: self._raise(wished))
+
+    def _raise(self, futures: Sequence[Future[Compiled]]) -> None:
         with self._lock:
-            flights = [self._waiting[future] for future in futures if future in self._waiting]
+            own = [self._handed.get(future, future) for future in futures]
+            flights = [self._waiting[future] for future in own if future in self._waiting]
         inner = [flight.farm_future for flight in flights if flight.farm_future is not None]
         if inner:
             self._farm.raise_priority(inner, Priority.WAITING)
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is in flight; False if ``timeout`` seconds were too few."""
+        if self._desk is not None:
+            self._desk.flush(timeout)
         with self._lock:
-            waiting = list(self._waiting)
+            waiting = [*self._waiting, *self._handed]
         return not wait(waiting, timeout).not_done
 
     def stats(self) -> dict[str, Any]:

@@ -23,8 +23,9 @@ class Writer:
     fork: the child starts with an empty queue and a thread of its own.
     """
 
-    def __init__(self, notices: Notices) -> None:
+    def __init__(self, notices: Notices, name: str = "kernelfarm-writer") -> None:
         self._notices = notices
+        self._name = name
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._owner = 0  # process whose thread serves the queue; 0: none yet
@@ -50,7 +51,7 @@ class Writer:
                 return
             self._queue = queue.SimpleQueue()
             thread = threading.Thread(
-                target=self._serve, args=(self._queue,), name="kernelfarm-writer", daemon=True
+                target=self._serve, args=(self._queue,), name=self._name, daemon=True
             )
             thread.start()
             self._owner = os.getpid()
