@@ -113,9 +113,7 @@ class Assembler:
         if name is None:
             name = self._views[key] = f"view{len(self._views)}"
             spec = host.TensorSpec(sizes, strides, view.dtype, view.buffer.device, False)
-            self._lines.append(
-                host.Reinterpret(name, view.buffer.name, spec, _size(view.offset))
-            )
+            self._lines.append(host.Reinterpret(name, view.buffer.name, spec, _size(view.offset)))
         return name
 
 
@@ -127,5 +125,3 @@ def assemble_group(
         assembler.call(group.extern)
     else:
         assembler.launch(launch, kernels[launch.kernel] if launch else None, live)
-
-

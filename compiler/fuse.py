@@ -2,7 +2,8 @@
 
 Two groups fuse if their loops align (`loops.align`), every value that one reads from the other is
 read exactly where it was written (so it can stay in a register), and no third node lies between
-them. Greedy, by bytes of memory traffic saved. Library calls are groups of their own and never fuse.
+them. Greedy, by bytes of memory traffic saved. Library calls are groups of their own and never
+fuse.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Mod(Atom):
 
 
 class Indirect(Atom):
-    """The integer that statement ``value`` computed, proven or asserted to be in ``0 <= it < size``."""
+    """The integer that statement ``value`` computed, proven or checked: ``0 <= it < size``."""
 
     __slots__ = ("size", "value")
 
@@ -104,7 +104,7 @@ def _order(term: tuple[Atom, Size]) -> tuple:
 
 
 class Index:
-    """A sum of terms and a constant; build it with `const`, `var`, ``+``, `scale`, `floordiv`, `mod`."""
+    """A sum of terms and a constant; `const`, `var`, ``+``, `scale`, `floordiv`, `mod` build it."""
 
     __slots__ = ("_hash", "const", "terms")
 
@@ -345,6 +345,8 @@ def _split_multiple(index: Index, by: Size) -> tuple[Index, Index]:
             quotient.append((atom, exact_div(c, by)))
         else:
             rest.append((atom, c))
+    q: Size
+    r: Size
     if isinstance(index.const, int) and isinstance(by, int):
         q, r = divmod(index.const, by)
     elif known_multiple(index.const, by):
@@ -368,7 +370,7 @@ def _digits(index: Index, by: int) -> Iterable[tuple[int, Index, Index]]:
         q, r = divmod(int(index.const), g)
         rest = Index(tuple(fine), r)
         b = bounds(rest)
-        if b is not None and 0 <= b[0] and b[1] < g:
+        if b is not None and b[0] >= 0 and b[1] < g:
             yield g, Index(tuple(coarse), q), rest
 
 
@@ -396,13 +398,12 @@ def floordiv(index: Index, by: Size) -> Index:
 
 
 def mod(index: Index, by: Size) -> Index:
-    """``index % by`` in ``0 .. by-1``, simplified with the variables' ranges; ``by`` is positive."""
+    """``index % by`` in ``0 .. by-1``, simplified with the variables' ranges; ``by`` is above 0."""
     if isinstance(by, int) and by == 1:
         return ZERO
     _, rest = _split_multiple(index, by)
-    if not rest.terms:
-        if rest.const == 0 or isinstance(rest.const, int) and isinstance(by, int):
-            return rest
+    if not rest.terms and (rest.const == 0 or is_static(rest.const, by)):
+        return rest
     if isinstance(by, int) and is_static(rest.const, *(c for _, c in rest.terms)):
         b = bounds(rest)
         if b is not None and b[0] // by == b[1] // by:

@@ -85,9 +85,7 @@ class View(Tensor):
         self.dtype = dtype or buffer.dtype
 
     def load(self, recorder: Recorder, index: Sequence[Index]) -> int:
-        return recorder.load(
-            self.buffer.name, linear(index, self.strides, self.offset), self.dtype
-        )
+        return recorder.load(self.buffer.name, linear(index, self.strides, self.offset), self.dtype)
 
     @property
     def is_whole(self) -> bool:
@@ -101,7 +99,8 @@ class View(Tensor):
         )
 
     def __repr__(self) -> str:
-        return f"View({self.buffer.name}, {self.sizes}, {self.strides}, +{self.offset}, {self.dtype})"
+        place = f"{self.buffer.name}, {self.sizes}, {self.strides}, +{self.offset}"
+        return f"View({place}, {self.dtype})"
 
 
 class Lazy(Tensor):
@@ -131,7 +130,7 @@ def cost_of(tensor: Tensor) -> tuple[int, int]:
 
 
 def same_layout(sizes: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:
-    """Whether two stride tuples address alike; dimensions of size 1 (or an empty tensor) do not count."""
+    """Whether two stride tuples address alike; dimensions of size 1 and empty ones do not count."""
     if len(a) != len(b):
         return False
     if any(isinstance(s, int) and s == 0 for s in sizes):
@@ -144,7 +143,7 @@ def same_layout(sizes: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> 
 def is_dense(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
     """Whether the strides are a permutation of contiguous ones: no overlap and no holes."""
     dims = sorted(
-        ((t, s) for s, t in zip(sizes, strides, strict=True) if not (isinstance(s, int) and s == 1)),
+        ((t, s) for s, t in zip(sizes, strides, strict=True) if s != 1),
         key=lambda d: (not isinstance(d[0], int), d[0] if isinstance(d[0], int) else 0),
     )
     if not is_static(*sizes, *strides):

@@ -26,7 +26,7 @@ def substitute(stmts: Iterable[Stmt], values: Substitution) -> tuple[Stmt, ...]:
 
 
 def mergeable(index: Index, outer: str, inner: str, inner_size: Size) -> bool:
-    """Whether ``index`` depends on the two variables only through ``outer * inner_size + inner``."""
+    """Whether ``index`` uses the two variables only through ``outer * inner_size + inner``."""
     if index.coefficient(outer) != index.coefficient(inner) * inner_size:
         return False
     for atom, _ in index.terms:
@@ -37,7 +37,9 @@ def mergeable(index: Index, outer: str, inner: str, inner_size: Size) -> bool:
     return True
 
 
-def _merge(indices: Sequence[Index], prefix: str, sizes: Sequence[Size]) -> tuple[list[Size], Substitution]:
+def _merge(
+    indices: Sequence[Index], prefix: str, sizes: Sequence[Size]
+) -> tuple[list[Size], Substitution]:
     """Merge what can be merged for all of ``indices``; names the results ``prefix0..``."""
     groups: list[tuple[list[int], Size]] = []  # (old positions, size), outermost first
     for position, size in enumerate(sizes):
@@ -74,7 +76,7 @@ def simplify(body: Body) -> Body:
 
 
 def common_factors(a: Sequence[Size], b: Sequence[Size]) -> list[Size] | None:
-    """The coarsest list of factors that both shapes are unions of, outermost first; None if none."""
+    """The coarsest factors that both shapes are unions of, outermost first; None if none."""
     i, j = 0, 0
     left: Size = 1
     right: Size = 1
@@ -99,8 +101,10 @@ def common_factors(a: Sequence[Size], b: Sequence[Size]) -> list[Size] | None:
             return None
 
 
-def split_map(prefix: str, sizes: Sequence[Size], pieces: Sequence[tuple[str, Size]]) -> Substitution:
-    """Express variables ``prefix0..`` of ``sizes`` over finer ``pieces`` (name, size), same order."""
+def split_map(
+    prefix: str, sizes: Sequence[Size], pieces: Sequence[tuple[str, Size]]
+) -> Substitution:
+    """Express variables ``prefix0..`` of ``sizes`` over finer ``pieces`` (name, size), in order."""
     values: dict[str, Index] = {}
     position = 0
     for number, size in enumerate(sizes):

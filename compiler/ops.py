@@ -1,8 +1,9 @@
 """The vocabulary of loop bodies: every operation with its arity, result dtype, cost and spelling.
 
 Dtypes are torch's names without the "torch." prefix. Values inside a body have a *compute* dtype:
-float16, bfloat16 and the float8 types are computed in float32 (`compute_dtype`), everything else in
-itself. An operation's operands have equal dtypes unless its rule says otherwise; the lowering casts.
+float16, bfloat16 and the float8 types are computed in float32 (`compute_dtype`), everything else
+in itself. An operation's operands have equal dtypes unless its rule says otherwise; the lowering
+casts.
 
 ``text`` is how the kernel printer spells it: ``{0}``, ``{1}`` are operand texts. ``kf`` is
 `seam.devicelib`. A dict gives one spelling per operand dtype with "" as the default.

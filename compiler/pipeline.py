@@ -266,7 +266,8 @@ def _resolve(
             done, late = wait(pending, ctx.knobs.wait_seconds, FIRST_EXCEPTION)
             failed = any(f.exception() is not None for f in done)
             if late and not failed:
-                names = ", ".join(k.name for k, f in zip(kernels, futures, strict=True) if f in late)
+                pairs = zip(kernels, futures, strict=True)
+                names = ", ".join(k.name for k, f in pairs if f in late)
                 raise GraphError(
                     f"kernels still compiling after {ctx.knobs.wait_seconds:.0f} s: {names}; "
                     "raise KERNELFARM_WAIT_SECONDS or look at the farm's log"

@@ -62,7 +62,8 @@ def print_kernel(
 
 
 _TELLING = ("welford", "argmax", "argmin", "max", "min", "sum", "prod", "any", "all",
-            "tanh", "erf", "exp", "log", "rsqrt", "sqrt", "sigmoid", "pow", "sin", "cos")  # fmt: skip
+            "tanh", "erf", "exp", "log", "rsqrt", "sqrt", "sigmoid", "pow", "sin",
+            "cos")  # fmt: skip
 
 
 def _describe(body: Body, tiling: Tiling) -> str:
@@ -181,9 +182,9 @@ class _Printer:
         top = max((self.level[i] for i in range(len(stmts))), default=0)
         for level in range(top + 1):
             for i, stmt in enumerate(stmts):
-                if not self.varies[i] and self.level[i] == level and not self._at_loop(i):
-                    if stmt.op != "reduce":
-                        self._statement(i)
+                here = not self.varies[i] and self.level[i] == level and not self._at_loop(i)
+                if here and stmt.op != "reduce":
+                    self._statement(i)
             inside = self._loop_slice(level)
             if not inside:
                 continue
@@ -213,7 +214,7 @@ class _Printer:
         return str(2**31) if overflows else "rnumel"
 
     def _at_loop(self, i: int) -> bool:
-        """Whether a store belongs in a loop although its value does not vary there."""
+        """Whether a store belongs in a loop: its value or its place varies there."""
         return self.body.stmts[i].op == "store" and "r" in self.axes_of[i]
 
     def _loop_slice(self, level: int) -> list[int]:
@@ -224,9 +225,8 @@ class _Printer:
             if stmt.op == "reduce":
                 if self.level[i] == level + 1:
                     needed.add(i)
-            elif stmt.op == "store" and self.level[i] == level:
-                if self.varies[i] or self._at_loop(i):
-                    needed.add(i)
+            elif stmt.op == "store" and self.level[i] == level and self._at_loop(i):
+                needed.add(i)
         for i in range(len(stmts) - 1, -1, -1):
             if i in needed:
                 for a in operands(stmts[i]):

@@ -1,4 +1,4 @@
-"""Print reductions: of a whole tile at once, or as accumulators, a step in the loop and a finish."""
+"""Print reductions: of a whole tile at once, or as accumulators, a loop's step and a finish."""
 
 from __future__ import annotations
 

@@ -162,13 +162,13 @@ def _argmin_pick(a, i, b, j):
 
 @triton.jit
 def argmax(value, index, axis):
-    best, at = tl.reduce((value, index), axis, _argmax_pick)
+    _, at = tl.reduce((value, index), axis, _argmax_pick)
     return at
 
 
 @triton.jit
 def argmin(value, index, axis):
-    best, at = tl.reduce((value, index), axis, _argmin_pick)
+    _, at = tl.reduce((value, index), axis, _argmin_pick)
     return at
 
 

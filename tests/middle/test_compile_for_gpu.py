@@ -1,4 +1,4 @@
-"""Generated kernels compile for real GPUs on a machine without one, and the row kernels do not spill.
+"""Generated kernels compile for GPUs on a machine without one, and the row kernels do not spill.
 
 The interpreter does not type-check; these tests are where a text that only looks right is caught.
 Run them with the oldest and the newest Triton.

@@ -201,7 +201,7 @@ def test_common_factors(a: tuple[int, ...], b: tuple[int, ...], want: list[int] 
 
 
 def test_loops_merge_only_where_every_access_steps_over_both() -> None:
-    """Two loops are one where all indices agree, and stay two for a transposed or wrapped access."""
+    """Two loops are one where all indices agree, and stay two for a transposed access."""
 
     def body(*indices: Index) -> Body:
         recorder = Recorder()

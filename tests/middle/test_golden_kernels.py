@@ -185,7 +185,7 @@ def test_multi_output(golden: Golden) -> None:
 
 def test_padded_product(golden: Golden) -> None:
     """A consumer reads a product's padded rows in place; the product stays two library calls."""
-    program, kernels, _ = generated(
+    _, kernels, _ = generated(
         lambda a, b: (a @ b).float().sum(-1),
         example(1200, 32, dtype=BF16),
         example(32, 3001, dtype=BF16),
