@@ -25,6 +25,9 @@ MAX_STMTS = 1500
 #: Groups that only share inputs fuse if they stand this close in program order; farther apart,
 #: holding one group's output alive costs more than reading the input again.
 HORIZONTAL_REACH = 24
+#: A pointwise nest does not join a reduction of so few rows, each so long: every row is one
+#: program, and what filled the GPU alone would run on a corner of it.
+FEW_ROWS, LONG_ROW = 64, 4096
 
 
 @dataclass(slots=True)
@@ -168,8 +171,12 @@ class Fuser:
         alignment = align(a.shape, b.shape)
         if alignment is None or not self._in_registers(a, b, alignment):
             return None
-        if not linked and a.shape.numel != b.shape.numel and not _same_reads(a, b, alignment):
-            return None
+        if a.shape.numel != b.shape.numel:
+            # a pointwise nest would run along the rows of a reduction
+            if alignment.rnumel > LONG_ROW and alignment.numel < FEW_ROWS:
+                return None
+            if not linked and not _same_reads(a, b, alignment):
+                return None
         if self._between(a, b) or self._between(b, a):
             return None
         return alignment

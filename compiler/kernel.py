@@ -23,6 +23,10 @@ from .seam.toolchain import Toolchain
 from .tile import Tiling, tile
 
 
+#: A loop over a reduction counts one block past its end, which must still be a number.
+_LOOP_ROOM = 2**16
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A distinct kernel of a graph: its request, its pointer types and its launch grid."""
@@ -136,7 +140,7 @@ def needs_64_bits(body: Body) -> bool:
     indices = (i for i in map(stmt_index, body.stmts) if i is not None)
     return (
         body.numel > INT32_LIMIT
-        or body.rnumel > INT32_LIMIT
+        or body.rnumel > INT32_LIMIT - _LOOP_ROOM
         or any(magnitude(i) > INT32_LIMIT for i in indices)
     )
 

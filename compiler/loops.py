@@ -131,6 +131,16 @@ class Alignment:
     first: Substitution
     second: Substitution
 
+    @property
+    def numel(self) -> Size:
+        """Iterations of the pointwise loops."""
+        return product(self.sizes)
+
+    @property
+    def rnumel(self) -> Size:
+        """Iterations of the reduction loops; 1 if there are none."""
+        return product(self.rsizes)
+
 
 def _cut(factors: Sequence[Size], total: Size) -> int | None:
     """How many leading factors have this product."""

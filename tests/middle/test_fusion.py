@@ -174,6 +174,16 @@ def test_a_square_sum_is_not_fused_across_its_rows() -> None:
     assert len(kernels) == 1
 
 
+def test_a_large_result_does_not_join_the_sum_of_everything() -> None:
+    """One program per row would leave the GPU empty; enough rows, or short ones, fill it."""
+    _, kernels, _ = generated(lambda x: (x * 2, (x * 2).sum()), example(512, 512))
+    assert len(kernels) == 2
+    _, kernels, _ = generated(lambda x: (x * 2, (x * 2).sum()), example(64, 64))
+    assert len(kernels) == 1
+    _, kernels, _ = generated(lambda x: (x * 2, (x * 2).sum(-1)), example(64, 8192))
+    assert len(kernels) == 1
+
+
 def test_a_broadcast_consumer_joins_a_reduction() -> None:
     """A pointwise nest over rows and columns runs inside the row reduction it reads."""
     _, kernels, _ = generated(lambda x: x - x.sum(-1, keepdim=True), example(64, 100))

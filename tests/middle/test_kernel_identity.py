@@ -122,6 +122,19 @@ def test_indices_are_wide_where_32_bits_may_not_do() -> None:
     assert _stored(var("p0", 2**31 + 1), 2**31 + 1)
 
 
+def test_a_loop_counter_does_not_step_over_32_bits() -> None:
+    """A reduction that ends just below 2**31 counts in 64 bits, or it would never end."""
+    ends = {}
+    for length in (2**31 - 2048, 2**31 - 1, 2**31 + 1):
+        with FakeTensorMode():
+            x = torch.empty(length, dtype=torch.bfloat16)
+        _, kernels, _ = generated(lambda x: (x.argmax(), x.float().sum()), x)
+        (text,) = {k.request.text for k in kernels}
+        ends[length] = text.split("in range(0, ")[1].split(",")[0]
+        assert "tl.arange(0, RBLOCK).to(tl.int64)" in text
+    assert list(ends.values()) == ["rnumel", str(2**31), "rnumel"]
+
+
 def test_magnitude_bounds_every_partial_sum() -> None:
     """Terms that cancel still count, in whatever order they are added."""
     p, q = var("p0", 10), var("p1", 10)

@@ -62,7 +62,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     **{f"looped {d}": (_reductions, (example(9, 6000, dtype=d),)) for d in (*SMALL, F64)},
     **{f"floats {d}": (_floats, (example(999, dtype=d), example(999, dtype=d)))
        for d in (torch.float32, BF16, torch.float16, F64)},
-    **{f"moments {d} {n}": (_moments, (example(9, n, dtype=d),))
+    **{f"moments {d} {n}": (_moments, (example(64, n, dtype=d),))
        for d in (torch.float32, BF16, F64) for n in (60, 6000)},
     "bools": (lambda x, y: (x & y, x | y, x ^ y, ~x, x.any(1), x.all(1), x.sum(1), x.float(),
                             torch.where(x, y, x), torch.maximum(x, y), x < y),
