@@ -206,11 +206,8 @@ class Recorder:
             return self.cast(value, dtype)
         value = self.cast(value, dtype)
         stmt = self.stmts[value]
-        if (
-            stmt.op == "load"
-            and stmt.attrs[2] == dtype
-            or stmt.op == "round_to"
-            and stmt.attrs[0] == dtype
+        if (stmt.op == "load" and stmt.attrs[2] == dtype) or (
+            stmt.op == "round_to" and stmt.attrs[0] == dtype
         ):
             return value
         return self.emit("round_to", (value,), (dtype,), "float32")

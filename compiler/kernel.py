@@ -22,7 +22,6 @@ from .seam.target import Target
 from .seam.toolchain import Toolchain
 from .tile import Tiling, tile
 
-
 #: A loop over a reduction counts one block past its end, which must still be a number.
 _LOOP_ROOM = 2**16
 
