@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 #: Seconds a busy thread keeps the interpreter while another one wants it.
-TURN = 0.0005
+TURN = 0.0001
 
 _lock = threading.Lock()
 _inside = 0

@@ -69,6 +69,8 @@ class World:
                 services = self._services[tally] = self._build(tally)
         toolchain = current_toolchain(target, identity=self.knobs.identity)
         self.farm.prepare(target, toolchain)
+        # Starts the desk's thread and touches the store's pages, ahead of the first kernel.
+        self.desk.add(lambda: services[0].get_ready(toolchain))
         return Session(target, toolchain, *services, tally)
 
     def store_place(self) -> str:

@@ -19,6 +19,7 @@ from .cache.key import DIGEST_BYTES, Key
 from .cache.record import Record
 from .cache.store import Store
 from .compiler.seam.request import Artifact, CompileRequest, SourceRequest
+from .compiler.seam.toolchain import Toolchain
 from .compiler.service import Compiled, KeyParts, Priority
 from .contract import Farm, Result
 from .notices import Notices
@@ -131,6 +132,10 @@ class CachedService:
         elif flight.farm_future is not None:
             self._farm.raise_priority((flight.farm_future,), priority)
         return flight.future
+
+    def get_ready(self, toolchain: Toolchain) -> None:
+        """Do once what the first submit would pay for: encode the toolchain, look into the store."""
+        self._store.contains(Key.of("alias", toolchain.key_parts()))
 
     def wanted(self, futures: Sequence[Future[Compiled]]) -> None:
         """Raise these to ``Priority.WAITING``: a load is about to block on them."""
