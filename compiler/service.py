@@ -33,7 +33,7 @@ class Compiled:
     """A kernel as the service delivers it: its key digest, its artifact, and where it came from.
 
     ``origin`` is "store", "compiled" or "joined" (somebody else's compile of the same key).
-    ``started`` and ``finished`` are ``time.monotonic()`` seconds on this machine, 0.0 from the store.
+    ``started`` and ``finished`` are ``time.monotonic()`` seconds; 0.0 for one from the store.
     """
 
     key: bytes

@@ -43,8 +43,9 @@ class _Flight:
 class CachedService:
     """The compiler's `KernelService`: store first, then farm, then the store is told.
 
-    Requests are taken up on ``desk``'s thread; without one, by the caller itself. ``spare`` compiles in this process when the farm itself fails (as opposed to the kernel);
-    ``is_broken`` tells the two apart by the exception.
+    Requests are taken up on ``desk``'s thread; without one, by the caller itself. ``spare``
+    compiles in this process when the farm itself fails (as opposed to the kernel); ``is_broken``
+    tells the two apart by the exception.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class CachedService:
         return flight.future
 
     def get_ready(self, toolchain: Toolchain) -> None:
-        """Do once what the first submit would pay for: encode the toolchain, look into the store."""
+        """Do what the first submit would pay for: encode the toolchain, look into the store."""
         self._store.contains(Key.of("alias", toolchain.key_parts()))
 
     def wanted(self, futures: Sequence[Future[Compiled]]) -> None:

