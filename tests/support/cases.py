@@ -38,7 +38,13 @@ def _floats(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def _moments(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     normal = (x - x.mean(-1, keepdim=True)) / x.amax(-1, keepdim=True)
-    return (*torch.var_mean(x, -1), torch.softmax(x, -1), normal, x.argmax(-1), normal.abs().sum(-1))
+    return (
+        *torch.var_mean(x, -1),
+        torch.softmax(x, -1),
+        normal,
+        x.argmax(-1),
+        normal.abs().sum(-1),
+    )
 
 
 def _norm(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
