@@ -66,10 +66,11 @@ def doubtful_since_boot(directory: Path) -> list[GenerationName]:
         return []
     note = directory / "BOOT"
     try:
-        if note.read_text().strip() == boot:
+        if atomic.read_head(note, 256).decode(errors="replace").strip() == boot:
             return []
-    except (OSError, UnicodeDecodeError):
+    except OSError:
         pass  # absent or damaged: as if another boot had written it
+    atomic.make_way(note)
     names = generation.listed(directory)
     written = {name: (directory / str(name)).stat().st_mtime for name in names}
     for name in names:

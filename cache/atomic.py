@@ -12,6 +12,7 @@ import contextlib
 import errno
 import itertools
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -108,6 +109,30 @@ def sweep(directory: Path, older_than: float = STALE_SECONDS) -> int:
     return removed
 
 
+def read_head(path: Path, limit: int) -> bytes:
+    """Return the first ``limit`` bytes of a regular file; raises OSError for anything else.
+
+    A pipe or a device under the name neither blocks nor fills memory.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+        return os.read(fd, limit)
+    finally:
+        os.close(fd)
+
+
+def make_way(path: Path) -> None:
+    """Remove what stands at ``path`` unless it is a regular file or nothing; raises OSError."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        _move_away(path)
+
+
 def names(directory: Path) -> Iterator[str]:
     """Yield the finished entries of a directory, passing over everybody's temporaries."""
     for name in os.listdir(directory):
@@ -147,8 +172,13 @@ def _is_complete(path: Path, files: Mapping[str, bytes]) -> bool:
 
 def _move_away(path: Path) -> None:
     aside = _temporary_beside(path)
-    with contextlib.suppress(FileNotFoundError):
+    try:
         os.rename(path, aside)
+    except FileNotFoundError:
+        return
+    try:
+        os.unlink(aside)  # first: to take down a pipe as a tree would wait for a writer
+    except OSError:
         _remove_tree(aside)
 
 

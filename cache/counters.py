@@ -23,6 +23,7 @@ _TOTALS = (
     "damaged",  # files set aside
     "salvaged",  # records put back from them
     "evicted",
+    "rejected",  # records whose payload a reader refused
 )
 
 

@@ -16,6 +16,7 @@ the read, and damage to LMDB's own tree pages that LMDB itself asserts on.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import struct
 import time
@@ -122,8 +123,16 @@ class Generation:
         self.path = directory / str(name)
         self.max_inline = max_inline(name.size)
         self._directory = directory
-        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        # Not blocking, should a pipe be under the name.
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
+            self._fd = os.open(self.path, flags)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise Damaged("structure", f"{self.path} is a link") from None
+        try:
+            atomic.make_way(Path(f"{self.path}-lock"))
             self.check_size()
             _check_metas(self._fd, name.size)
             self._env = self._open()

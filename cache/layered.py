@@ -59,6 +59,11 @@ class LayeredStore:
         """Say whether something is kept under ``key``, without reading or checking it."""
         return self._memory.contains(key) or self._local.contains(key)
 
+    def reject(self, key: KeyLike) -> None:
+        """Let the next put of ``key`` replace what is kept under it."""
+        self._memory.reject(key)
+        self._local.reject(key)
+
     def lease(self, key: KeyLike, ttl: float = LEASE_TTL) -> Lease:
         """Try to become the one on this machine who builds ``key`` for ``ttl`` seconds."""
         return self._local.lease(key, ttl)

@@ -44,6 +44,8 @@ class LocalStore:
         self._leases = leases or LeaseFiles(shelf.directory / "leases", clock)
         self._release = release
         self._closed = False
+        #: Digests whose readers refused the payload; the next put of each is kept.
+        self._rejected: set[bytes] = set()
 
     def get(self, key: KeyLike) -> Record | None:
         """Return the record of ``key``, or None."""
@@ -64,6 +66,8 @@ class LocalStore:
 
         def accept(digest: bytes, data: bytes) -> bool:
             try:
+                if digest in self._rejected:
+                    raise BadRecord("rejected", "its reader refused the payload")
                 found[digest] = records.decode(data, wanted[digest])
             except BadRecord as error:
                 doubts[digest] = error.reason
@@ -105,6 +109,7 @@ class LocalStore:
             refuse(self._counters, self._once, self._strict, reason, detail)
             return None
         self._pass_on_events()
+        self._rejected -= kept
         for digest in kept:
             self._counters.kept(len(items[digest]))
         self._counters.add("puts_existing", len(items) - len(kept))
@@ -118,6 +123,11 @@ class LocalStore:
             return self._shelf.has(digest_bytes(key))
         except Exception:  # the read that follows counts and tells
             return False
+
+    def reject(self, key: KeyLike) -> None:
+        """Let the next put of ``key`` replace what is kept under it; until then it is a miss."""
+        self._rejected.add(digest_bytes(key))
+        self._counters.add("rejected")
 
     def lease(self, key: KeyLike, ttl: float = LEASE_TTL) -> Lease:
         """Try to become the one on this machine who builds ``key`` for ``ttl`` seconds."""
@@ -168,6 +178,8 @@ class LocalStore:
 
     def _stands(self, digest: bytes, kept: bytes, offered: bytes) -> bool:
         """Say whether the bytes kept are a sound record; then the earlier writer wins."""
+        if digest in self._rejected:
+            return False
         try:
             earlier = records.decode(kept, digest)
         except BadRecord:

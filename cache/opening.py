@@ -178,11 +178,12 @@ def _memory(size: int, strict: bool = False, notice: Notice | None = None) -> Me
 def _check_format(place: Path) -> None:
     path = place / "FORMAT"
     try:
-        text = path.read_bytes()[:4096].decode("utf-8", "replace")
+        atomic.make_way(path)
+        text = atomic.read_head(path, 4096).decode("utf-8", "replace")
     except FileNotFoundError:
         text = ""
     except OSError as error:
-        raise NotWritable(place, f"its FORMAT cannot be read ({error})", "check it") from None
+        raise NotWritable(place, f"its FORMAT cannot be read ({error})", f"delete {path}") from None
     first = text.partition("\n")[0]
     version = first.removeprefix(_FORMAT) if first.startswith(_FORMAT) else ""
     if version.isdecimal() and int(version) != LAYOUT_VERSION:

@@ -25,7 +25,7 @@ def records_in(path: Path, budget: float) -> Iterator[tuple[Record, bytes]]:
     Reads with pread and skips holes. Raises OSError if the file cannot be read.
     """
     deadline = time.monotonic() + budget
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         for start, end in _extents(fd):
             at = start

@@ -93,6 +93,14 @@ class Store(Protocol):
         """Say whether something is kept under ``key``, without reading or checking it."""
         ...
 
+    def reject(self, key: KeyLike) -> None:
+        """Take a sound record's payload for unfit: the next put of ``key`` replaces it.
+
+        For readers that find something else in a payload than they put there. Whether it is found
+        until then is not promised; other processes are not told.
+        """
+        ...
+
     def lease(self, key: KeyLike, ttl: float = LEASE_TTL) -> Lease:
         """Try, without waiting, to become the one who builds ``key`` for ``ttl`` seconds."""
         ...
@@ -192,6 +200,14 @@ class MemoryStore:
     def contains(self, key: KeyLike) -> bool:
         """Say whether something is kept under ``key``."""
         return _is_key(key) and digest_bytes(key) in self._records
+
+    def reject(self, key: KeyLike) -> None:
+        """Let the next put of ``key`` replace what is kept under it."""
+        with self._lock:
+            gone = self._records.pop(digest_bytes(key), None)
+            if gone is not None:
+                self._bytes -= _weight(gone)
+                self._counters.add("rejected")
 
     def lease(self, key: KeyLike, ttl: float = LEASE_TTL) -> Lease:
         """Try to become the one who builds ``key`` for ``ttl`` seconds."""

@@ -25,8 +25,7 @@ from .assemble import Assembler, assemble_group
 from .errors import GraphError
 from .fuse import fuse, live_after
 from .graph_key import Unkeyable, compiler_sources_digest, graph_key_parts
-from .host_codec import decode, encode
-from .host_errors import HostError, HostProgramError
+from .host_codec import encode
 from .host_plan import plan
 from .kernel import Kernel, KernelBuilder
 from .lower.context import Lowering
@@ -38,6 +37,7 @@ from .seam.options import Options, backend_options
 from .seam.target import Target
 from .seam.toolchain import Toolchain
 from .service import Compiled, GraphStore, KernelService, KeyParts, Priority
+from .stored import open_stored
 from .turns import short_turns
 
 #: Takes one list of inputs, empties it, returns a list of outputs.
@@ -200,18 +200,18 @@ def _stored(gm: GraphModule, parts: KeyParts, ctx: CompileContext) -> Boxed | No
         if found is None:
             return None
         try:
-            program = decode(found.program)
-            artifacts = [found.kernels[k.key] for k in program.kernels]
-        except (HostProgramError, KeyError) as error:
-            ctx.report.not_cached(f"its stored program was refused: {error}")
+            program, artifacts = open_stored(found, gm)
+        except Exception as error:  # whatever is planted in a record, it is a miss
+            ctx.graphs.refuse(parts)
+            ctx.report.refuse(str(error))
             return None
     if ctx.runtime is None:
         return run_eagerly(gm)
     with ctx.report.phase("load"):
         try:
             return load_program(program, artifacts, ctx.runtime)
-        except HostError as error:  # e.g. a driver that is too old for a stored binary
-            ctx.report.not_cached(f"its stored program was refused: {error}")
+        except Exception as error:  # e.g. a driver that is too old for a stored binary
+            ctx.report.refuse(str(error))
             return None
 
 

@@ -18,8 +18,9 @@ class Report:
     """Counts and times of one run; safe to use from several threads.
 
     ``graphs`` has total, compiled, from_store, and uncached (compiled, but not storable; a part of
-    compiled). ``uncached`` holds the reasons. ``emitted`` holds (kernel name, ``time.monotonic()``
-    seconds) of every distinct kernel text in order.
+    compiled). ``uncached`` holds the reasons, ``refused`` why stored graphs were not used.
+    ``emitted`` holds (kernel name, ``time.monotonic()`` seconds) of every distinct kernel text in
+    order.
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,7 @@ class Report:
         self.graphs = {"total": 0, "compiled": 0, "from_store": 0, "uncached": 0}
         self.phases: dict[str, float] = {}
         self.uncached: list[str] = []
+        self.refused: list[str] = []
         self.emitted: list[tuple[str, float]] = []
         self.operators: dict[str, dict[str, int]] = {"lowered": {}, "fallback": {}}
 
@@ -41,6 +43,11 @@ class Report:
         with self._lock:
             self.graphs["uncached"] += 1
             self.uncached.append(reason)
+
+    def refuse(self, reason: str) -> None:
+        """Note that a graph was in the store and could not be used, and why."""
+        with self._lock:
+            self.refused.append(reason)
 
     def add_phase(self, name: str, seconds: float) -> None:
         """Add to a phase's total."""

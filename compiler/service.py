@@ -80,3 +80,7 @@ class GraphStore(Protocol):
     def save(self, parts: KeyParts, program: bytes, kernels: Sequence[bytes]) -> None:
         """Publish a graph after every kernel in ``kernels`` (key digests) is in the store."""
         ...
+
+    def refuse(self, parts: KeyParts) -> None:
+        """Have the next graph saved under these parts replace what was loaded: it is no good."""
+        ...

@@ -54,12 +54,17 @@ class StoredGraphs:
 
         self._writer.add(publish)
 
+    def refuse(self, parts: KeyParts) -> None:
+        """Have the next graph saved under these parts replace the stored one."""
+        self._store.reject(Key.of("graph", parts))
+
     def _load(self, parts: KeyParts) -> StoredGraph | None:
         record = self._store.get(Key.of("graph", parts))
         if record is None:
             return None
         opened = _open_graph(record.payload)
         if opened is None:
+            self._store.reject(record.digest)
             self._notices.tell(
                 "graph_malformed",
                 "kernelfarm: a stored graph cannot be read and is compiled again",
@@ -70,7 +75,7 @@ class StoredGraphs:
         artifacts: dict[bytes, Artifact] = {}
         for key in keys:
             kernel = records.get(key)
-            artifact = None if kernel is None else artifact_of(kernel, self._notices)
+            artifact = None if kernel is None else artifact_of(kernel, self._store, self._notices)
             if artifact is None:
                 return None
             artifacts[key] = artifact

@@ -47,12 +47,15 @@ class Notices:
 
 
 class Uncached(Protocol):
-    """The part of the compiler's report that names graphs which were not stored, and why."""
+    """The part of the compiler's report that says which graphs were not stored or not used."""
 
     uncached: list[str]
+    refused: list[str]
 
 
 def tell_uncached(report: Uncached, notices: Notices) -> None:
-    """Say of each graph that was compiled and not stored why that is, once for each reason."""
+    """Say of each graph that was not stored, or stored and not used, why; once for each reason."""
+    for reason in tuple(report.refused):
+        notices.say(f"kernelfarm: a stored graph was refused and is compiled again: {reason}")
     for reason in tuple(report.uncached):
         notices.say(f"kernelfarm: a graph is compiled and not stored: {reason}")

@@ -18,6 +18,7 @@ from typing import Any
 from .cache.key import DIGEST_BYTES, Key
 from .cache.record import Record
 from .cache.store import Store
+from .compiler.seam.binary import inspect_binary
 from .compiler.seam.request import Artifact, CompileRequest, SourceRequest
 from .compiler.seam.toolchain import Toolchain
 from .compiler.service import Compiled, KeyParts, Priority
@@ -223,7 +224,7 @@ class CachedService:
 
     def _kernel(self, key: Key | bytes) -> Artifact | None:
         record = self._store.get(key)
-        return None if record is None else artifact_of(record, self._notices)
+        return None if record is None else artifact_of(record, self._store, self._notices)
 
     def _retreat(self, error: BaseException) -> Farm:
         assert self._spare is not None
@@ -314,13 +315,19 @@ class CachedService:
             self._waiting.pop(flight.future, None)
 
 
-def artifact_of(record: Record, notices: Notices) -> Artifact | None:
-    """Return the artifact in a kernel record; None, a notice and a counter if it is no artifact."""
+def artifact_of(record: Record, store: Store, notices: Notices) -> Artifact | None:
+    """Return the artifact in a kernel record; None, a notice and a counter if it is no artifact.
+
+    The record is then rejected, so that the kernel compiled anew takes its place.
+    """
     if record.kind != "kernel":
         return None
     try:
-        return Artifact.from_payload(record.payload)
+        artifact = Artifact.from_payload(record.payload)
+        inspect_binary(artifact.kind, artifact.binary, artifact.metadata.name)
+        return artifact
     except Exception as error:  # whatever the payload holds, a doubt is a miss
+        store.reject(record.digest)
         notices.tell(
             "artifact_malformed",
             f"kernelfarm: a stored kernel cannot be read ({error}) and is compiled again",

@@ -76,6 +76,22 @@ class StoreContract:
         assert store.get_many(iter(asked)) == {r.digest: r for r in some[:15]}
         assert store.get_many([]) == {}
 
+    def test_a_rejected_record_gives_way_to_the_next_put(
+        self, store: Store, record: Callable
+    ) -> None:
+        """A payload that its reader refuses is a miss, and is replaced for good by another."""
+        bad = record("planted")
+        good = replace(bad, payload=b"what belongs there")
+        assert store.put(bad)
+        store.reject(key_of(bad))
+        assert store.get(bad.digest) is None
+        assert store.put(good)
+        assert store.get(key_of(bad)) == good
+        again = self.look(store, bad.digest)
+        assert again is not None and again.payload == good.payload
+        assert store.put(bad)
+        assert store.get(bad.digest) == good
+
     def test_contains_says_what_get_would_find(self, store: Store, record: Callable) -> None:
         """After a put, contains is true for the Key and the digest."""
         store.put(record("a"))

@@ -224,6 +224,34 @@ def test_random_flips_anywhere_in_the_file(filled: tuple, seed: int) -> None:
     assert int(child.stdout) >= COUNT - 25
 
 
+@pytest.mark.parametrize("kind", ["directory", "pipe", "link"])
+@pytest.mark.parametrize("victim", ["FORMAT", "BOOT", "generation", "generation lock"])
+def test_what_is_no_file_any_more_costs_records_and_nothing_else(
+    filled: tuple, opened: Callable[..., Store], victim: str, kind: str
+) -> None:
+    """A directory, pipe or endless device in a file's place neither blocks nor stops the store."""
+    path, records = filled
+    place = {
+        "FORMAT": path.parents[1] / "FORMAT",
+        "BOOT": path.parent / "BOOT",
+        "generation": path,
+        "generation lock": Path(f"{path}-lock"),
+    }[victim]
+    place.unlink()
+    match kind:
+        case "directory":
+            place.mkdir()
+        case "pipe":
+            os.mkfifo(place)
+        case _:
+            place.symlink_to("/dev/zero")
+    for _ in range(2):
+        store = opened()
+        assert all(store.put(wanted) for wanted in records)
+        assert store.get_many([r.digest for r in records]) == {r.digest: r for r in records}
+        store.close()
+
+
 @pytest.mark.parametrize("junk", [b"", b"kernelfarm sto", b"\xff\xfe" * 40])
 def test_a_damaged_format_file_is_written_anew(
     filled: tuple, opened: Callable[..., Store], junk: bytes

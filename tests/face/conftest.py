@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,9 @@ from kernelfarm.notices import Notices
 from kernelfarm.service import CachedService
 from kernelfarm.tally import Tally
 from kernelfarm.writer import Writer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from binaries import small_cubin
 
 TARGET = Target.parse("h200")
 TOOLCHAIN = Toolchain("content", (("compiler", "0" * 64),))
@@ -52,7 +57,7 @@ def artifact(name: str = "kf_add") -> Artifact:
     """A binary that nothing loads."""
     metadata = KernelMetadata(name=name, shared=0, num_warps=4, num_ctas=1)
     return Artifact(
-        binary=b"\x7fELF" + name.encode(),
+        binary=small_cubin(name),
         kind="cubin",
         metadata=metadata,
         registers=16,

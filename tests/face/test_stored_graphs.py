@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgpack
 import pytest
 
@@ -74,6 +76,52 @@ def test_a_malformed_graph_record_is_a_miss(bench, payload):
     bench.store.put(Record.of(Key.of("graph", PARTS), payload))
     assert bench.graphs.load(PARTS) is None
     assert bench.notices.counts() == {"graph_malformed": 1}
+
+
+def test_a_malformed_graph_record_is_replaced_by_the_next_save(bench, kernel):
+    """What cannot be read does not keep its place: the graph compiled anew is kept and found."""
+    bench.store.put(Record.of(Key.of("graph", PARTS), b"planted"))
+    assert bench.graphs.load(PARTS) is None
+    bench.graphs.save(PARTS, b"program", [kernel])
+    bench.writer.flush()
+    assert bench.graphs.load(PARTS).program == b"program"
+
+
+def test_a_refused_graph_is_replaced_by_the_next_save(bench, kernel):
+    """A program that its reader refused is a miss until another is saved."""
+    bench.graphs.save(PARTS, b"planted", [kernel])
+    bench.writer.flush()
+    bench.graphs.refuse(PARTS)
+    assert bench.graphs.load(PARTS) is None
+    bench.graphs.save(PARTS, b"program", [kernel])
+    bench.writer.flush()
+    assert bench.graphs.load(PARTS).program == b"program"
+
+
+@pytest.mark.parametrize("spoil", ["not an artifact", "cut short", "another kernel"])
+def test_a_stored_kernel_that_is_none_is_compiled_again_and_replaced(bench, source, spoil):
+    """A kernel record with sound checksums and no fit binary is a miss, and the farm's is kept."""
+    request = source("def kf_add(x): pass")
+    future = bench.service.submit(request)
+    bench.farm.settle()
+    bench.writer.flush()
+    compiled = future.result(5)
+    record = bench.store.get(compiled.key)
+    good = compiled.artifact
+    payload = {
+        "not an artifact": b"rubbish",
+        "cut short": replace(good, binary=good.binary[:-9]).to_payload(),
+        "another kernel": replace(
+            good, metadata=replace(good.metadata, name="kf_other")
+        ).to_payload(),
+    }[spoil]
+    bench.store.reject(compiled.key)
+    assert bench.store.put(replace(record, payload=payload))
+    again = bench.service.submit(request)
+    bench.farm.settle(1)
+    bench.writer.flush()
+    assert again.result(5).artifact == good
+    assert bench.store.get(compiled.key).payload == good.to_payload()
 
 
 def test_other_parts_are_another_graph(bench, kernel):

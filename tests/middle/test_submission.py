@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -55,7 +56,11 @@ class Service:
             if self.fails is not None and self.fails in request.entry:
                 future.set_exception(BrokenKernelError(f"{request.entry} does not compile"))
             else:
-                future.set_result(Compiled(request.entry.encode(), _artifact(request), "compiled"))
+                future.set_result(Compiled(_key(request), _artifact(request), "compiled"))
+
+
+def _key(request: Any) -> bytes:
+    return sha256(request.entry.encode()).digest()
 
 
 def _artifact(request: Any) -> Artifact:
@@ -77,6 +82,10 @@ class Graphs:
     def save(self, parts: KeyParts, program: bytes, kernels: Sequence[bytes]) -> None:
         """Remember a graph."""
         self.saved[parts] = (program, list(kernels))
+
+    def refuse(self, parts: KeyParts) -> None:
+        """Forget what a test put there."""
+        self.found = None
 
 
 class Runtime:
@@ -189,7 +198,7 @@ def test_a_stored_graph_needs_no_job(events: list[str]) -> None:
     service, graphs = Service(events), Graphs()
     _compile(three, service, graphs)
     ((program, keys),) = graphs.saved.values()
-    assert keys == [r.entry.encode() for r in service.requests]
+    assert keys == [_key(r) for r in service.requests]
     graphs.found = StoredGraph(
         program, {k: _artifact(r) for k, r in zip(keys, service.requests, strict=True)}
     )
@@ -244,3 +253,32 @@ def test_the_saved_program_is_the_loaded_one(events: list[str]) -> None:
     found = decode(program)
     assert [k.key for k in found.kernels] == keys
     assert encode(found) == program
+
+
+@pytest.mark.parametrize("spoil", ["program", "kernel", "load"])
+def test_a_stored_graph_that_is_refused_is_compiled_and_saved_again(
+    events: list[str], monkeypatch: pytest.MonkeyPatch, spoil: str
+) -> None:
+    """Whatever is wrong with a stored graph, the caller gets a compiled one and one reason."""
+    service, graphs = Service(events), Graphs()
+    _compile(three, service, graphs)
+    ((program, keys),) = graphs.saved.values()
+    artifacts = {k: _artifact(r) for k, r in zip(keys, service.requests, strict=True)}
+    if spoil == "program":
+        program = program[:-1]
+    elif spoil == "kernel":
+        artifacts.popitem()
+    else:
+        working = pipeline.load_program
+
+        def load_once(*args: Any) -> Any:
+            monkeypatch.setattr(pipeline, "load_program", working)
+            raise RuntimeError("not what it says it is")
+
+        monkeypatch.setattr(pipeline, "load_program", load_once)
+    graphs.found = StoredGraph(program, artifacts)
+    graphs.saved.clear()
+    _, ctx = _compile(three, Service(events), graphs)
+    assert ctx.report.graphs["compiled"] == 1
+    assert len(ctx.report.refused) == 1
+    assert len(graphs.saved) == 1
