@@ -9,21 +9,25 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from .errors import is_clear
+from .errors import KnobError, is_clear
+from .streams import occupy_standard_descriptors, reserved_stdout
 
 OK, FAILED, USAGE = 0, 1, 2
+#: Prints a command's result; whatever else is printed meanwhile goes to stderr.
+Tell = Callable[[str], None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    occupy_standard_descriptors()
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        return int(options.run(options))
+        with reserved_stdout() as tell:
+            return int(options.run(options, tell))
     except KeyboardInterrupt:
         return _complain("interrupted; what is compiled so far is stored", 130)
     except Exception as error:
@@ -37,7 +41,7 @@ def _complain(text: str, status: int) -> int:
     return status
 
 
-def _warm(options: argparse.Namespace) -> int:
+def _warm(options: argparse.Namespace, tell: Tell) -> int:
     from .compiler.seam.target import Target
     from .compose import compose
     from .loading import find_function, locate
@@ -58,10 +62,8 @@ def _warm(options: argparse.Namespace) -> int:
         )
     finally:
         world.close()
-    if options.json:
-        print(json.dumps(report.to_json()))
-    else:
-        print(_warm_text(report.to_json(), report.phases))
+    found = report.to_json()
+    tell(json.dumps(found) if options.json else _warm_text(found, report.phases))
     for failure in report.failures:
         _complain(failure, FAILED)
     return OK if report.ok else FAILED
@@ -85,25 +87,27 @@ def _warm_text(report: dict[str, Any], phases: dict[str, float]) -> str:
     )
 
 
-def _stats(options: argparse.Namespace) -> int:
+def _stats(options: argparse.Namespace, tell: Tell) -> int:
     from .stats import collect, render
 
     stats = collect(_knobs(options))
-    print(json.dumps(stats) if options.json else render(stats))
+    tell(json.dumps(stats) if options.json else render(stats))
     return OK
 
 
-def _doctor(options: argparse.Namespace) -> int:
+def _doctor(options: argparse.Namespace, tell: Tell) -> int:
     from .doctor import collect, render
 
     found = collect(_knobs(options))
-    print(json.dumps(found) if options.json else render(found))
+    tell(json.dumps(found) if options.json else render(found))
     return OK
 
 
 def _knobs(options: argparse.Namespace) -> Any:
     from .knobs import resolve
 
+    if options.store == "":  # an unset variable in somebody's script, not the working directory
+        raise KnobError("store", "", "--store", "a path")
     return resolve({"store": options.store}, notice=lambda text: print(text, file=sys.stderr))
 
 
@@ -137,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
 def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
     parser.set_defaults(run=run)
-    parser.add_argument("--store", type=Path, metavar="DIR", help="directory of the local store")
+    parser.add_argument("--store", metavar="DIR", help="directory of the local store")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

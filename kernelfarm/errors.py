@@ -42,8 +42,9 @@ class FunctionNotFound(UsageError):
 class FunctionFailed(UsageError):
     """The user's function or file raised while it was run for a target."""
 
-    def __init__(self, name: str, tail: str) -> None:
-        super().__init__(f"{name} raised; the end of its traceback:\n{tail}")
+    def __init__(self, name: str, tail: str, remedy: str = "") -> None:
+        advice = f"\n{remedy}" if remedy else ""
+        super().__init__(f"{name} raised; the end of its traceback:\n{tail}{advice}")
         self.name = name
         self.tail = tail
 

@@ -40,7 +40,9 @@ def find_function(file: Path, name: str) -> Callable[[], Any]:
     sys.path.insert(0, str(file.parent.resolve()))
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # its sys.exit() must not pass for our success
         raise FunctionFailed(str(file), tail_of(error)) from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -51,15 +53,26 @@ def find_function(file: Path, name: str) -> Callable[[], Any]:
 
 
 def tail_of(error: BaseException) -> str:
-    """Return the last frames of a traceback and the exception, without frames of our own."""
+    """Return the end of a traceback as its reader needs it: the exception and where it comes from.
+
+    Without frames of our own, and without those of installed packages below the last line that
+    the user wrote, as long as there is such a line.
+    """
     ours = str(Path(__file__).parent)
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith((ours, "<frozen"))
     ]
+    written = [i for i, frame in enumerate(frames) if not _is_installed(frame.filename)]
+    if written:
+        frames = frames[: written[-1] + 1]
     lines = traceback.format_list(frames[-TAIL:]) + traceback.format_exception_only(error)
     return "".join(lines).rstrip()
+
+
+def _is_installed(file: str) -> bool:
+    return "site-packages" in Path(file).parts or "dist-packages" in Path(file).parts
 
 
 def _is_own(value: object, module: str) -> bool:

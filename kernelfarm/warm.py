@@ -134,7 +134,7 @@ def warm_function(
         except errors.FunctionFailed as error:
             if error.__cause__ is None:  # it returned something that cannot be traced
                 raise
-            raise FunctionFailed(name, tail_of(error.__cause__)) from error
+            raise FunctionFailed(name, tail_of(error.__cause__), error.remedy) from error
 
     return warm_targets(name, trace, targets, world, follow=follow)
 

@@ -114,11 +114,11 @@ def _world(target: Target) -> Iterator[FakeTensorMode]:
 def _called(function: Callable[[], Any], label: str) -> Any:
     try:
         return function()
-    except TraceError:
+    except (TraceError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # its sys.exit() must not pass for our success
         cause = f"it raised {type(error).__name__}: {error}"
-        remedy = "it runs on fake tensors, which have sizes and no values; see the traceback"
+        remedy = "it runs on fake tensors, which have sizes and no values"
         raise FunctionFailed(label, cause, remedy) from error
 
 
@@ -190,7 +190,7 @@ def _trace(
     started = time.perf_counter()
     try:
         _run_compiled(subject, args, kind, backend)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if refusals:  # Dynamo wraps what a backend raises; the caller wants it as it was
             raise refusals[0] from None
         raise NotTraceable(label, _cause(error)) from error
@@ -241,10 +241,12 @@ def _backward_now() -> Iterator[None]:
         yield
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: BaseException) -> str:
     """Return the part of a tracer's message that says what is wrong, without its advice."""
     if isinstance(error, DataDependentOutputException):
         return f"between two graphs it needs the value of a tensor ({error.func})"
+    if isinstance(error, SystemExit):
+        return f"it ends the process (SystemExit: {error})"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines[:1] + lines if line.startswith("Explanation:")]
     return " ".join([*lines[:1], *told[:1]]) or type(error).__name__

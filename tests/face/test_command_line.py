@@ -88,6 +88,51 @@ def test_a_file_that_raises_shows_the_end_of_its_traceback(run):
     assert "kernelfarm/loading.py" not in err
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys\ndef build(): sys.exit()",
+        "import sys\ndef build(): sys.exit(0)",
+        "import sys\nsys.exit(0)\ndef build(): pass",
+        "class Own(BaseException): pass\ndef build(): raise Own",
+        "def build(): raise GeneratorExit",
+    ],
+)
+def test_a_function_that_ends_the_process_is_no_success(run, text):
+    """sys.exit() in FUNCTION or its file is status 2 with a message, whatever status it names."""
+    status, out, err = run("warm", function_file(text), "--target", "h200", "--json")
+    assert (status, out) == (2, "")
+    assert "model.py" in err
+    assert "raised" in err
+
+
+def test_what_the_function_prints_is_not_on_stdout(run):
+    """With --json stdout holds one object or nothing; prints of the user's go to stderr."""
+    file = function_file("print('at import')\ndef build():\n    print('called')\n    return 3")
+    status, out, err = run("warm", file, "--target", "h200", "--json")
+    assert (status, out) == (2, "")
+    assert "at import" in err
+    assert "called" in err
+
+
+def test_a_failure_in_a_library_shows_the_line_that_led_there(run):
+    """The traceback ends at the user's own line, and says that there are no values."""
+    function_file("import torch\ndef build():\n    return torch.ones(3).sum().item(), ()")
+    status, _, err = run("warm", "model.py:build", "--target", "h200")
+    assert status == 2
+    assert "return torch.ones(3).sum().item()" in err
+    assert "site-packages" not in err
+    assert "fake tensors" in err
+
+
+def test_an_empty_store_argument_is_a_usage_error(run):
+    """--store "$UNSET" is refused: it would mean the working directory."""
+    function_file("def build(): pass")
+    status, _, err = run("warm", "model.py:build", "--target", "h200", "--store", "")
+    assert status == 2
+    assert "--store" in err
+
+
 def test_no_target_is_a_usage_error(run):
     """The target is never guessed."""
     status, _, err = run("warm", "model.py:build")
@@ -149,6 +194,17 @@ def test_importing_the_package_is_quick_and_imports_nothing_heavy():
         assert heavy == "[]"
         best = min(best, float(took))
     assert best < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("redirection", ["| true", ">&-", "<&- >&- 2>&-"])
+def test_a_stdout_that_is_closed_or_not_read_is_no_error(redirection):
+    """Nobody reading the result is no failure of the command, and leaves no traceback."""
+    command = f"{sys.executable} -m kernelfarm doctor --json {redirection}"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow
