@@ -1,17 +1,20 @@
 """A farm of one: kernels compiled in this process, one after another, on a thread.
 
 The last resort when no compile process can be had, and the setting ``farm = false``. Slow while
-the main thread is busy: both share one interpreter lock.
+the main thread is busy: both share one interpreter lock. What keeps compile processes from working
+(an assembler that hangs) may well be met again here, so each kernel has a deadline here as well.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
+import signal
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +24,15 @@ from .compiler.seam.target import Target
 from .compiler.seam.toolchain import Toolchain
 from .compiler.service import KeyParts, Priority
 from .contract import OnKeyed
+from .farm.errors import Failure
+
+#: What one kernel may take, in seconds; twice what it gets in the farm, as nothing else runs.
+DEADLINE_S = 240.0
+#: After so many deadlines in a row the compiler itself is stuck, and the rest fail at once.
+PATIENCE = 2
+_ADVICE = "look at the assembler in use (TRITON_PTXAS_PATH, TRITON_PTXAS_BLACKWELL_PATH)"
+
+Compile = Callable[[SourceRequest | CompileRequest, OnKeyed | None], "InlineResult"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +60,17 @@ class _Job:
 
 
 class InlineFarm:
-    """Compiles in this process; implements `contract.Farm`."""
+    """Compiles in this process; implements `contract.Farm`.
 
-    def __init__(self) -> None:
+    ``compile_one`` and ``deadline_s`` are for tests.
+    """
+
+    def __init__(
+        self, compile_one: Compile | None = None, *, deadline_s: float = DEADLINE_S
+    ) -> None:
+        self._compile = _compile if compile_one is None else compile_one
+        self._deadline_s = deadline_s
+        self._late = 0  # deadlines missed since the last kernel that was done
         self._lock = threading.Lock()
         self._jobs: queue.PriorityQueue[_Job] = queue.PriorityQueue()
         self._number = 0
@@ -71,10 +91,7 @@ class InlineFarm:
             self._number += 1
             job = _Job(int(priority), self._number, request, on_keyed, future)
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._serve, name="kernelfarm-inline", daemon=True
-                )
-                self._thread.start()
+                self._start()
         self._jobs.put(job)
         return future
 
@@ -91,21 +108,74 @@ class InlineFarm:
     def close(self) -> None:
         """Do nothing: the thread ends with the process."""
 
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._serve, name="kernelfarm-inline", daemon=True)
+        self._thread.start()
+
     def _serve(self) -> None:
-        while True:
+        while threading.current_thread() is self._thread:  # until given up for another
             job = self._jobs.get()
             if not job.future.set_running_or_notify_cancel():
                 continue
+            if self._late >= PATIENCE:
+                self._settle(job, _not_tried(job))
+                continue
+            here = threading.current_thread()
+            watch = threading.Timer(self._deadline_s, self._give_up, (job, here))
+            watch.daemon = True
+            watch.start()
+            outcome: InlineResult | BaseException
             try:
-                result = _compile(job.request, job.on_keyed)
+                outcome = self._compile(job.request, job.on_keyed)
             except BaseException as error:
+                outcome = error
+            watch.cancel()
+            self._settle(job, outcome)
+            del job, outcome
+
+    def _give_up(self, job: _Job, thread: threading.Thread) -> None:
+        """Fail a job that takes too long, end what its thread started, and go on on another."""
+        with self._lock:
+            if job.future.done() or thread is not self._thread:
+                return
+            self._late += 1
+            self._start()
+        late = Failure("timeout", job.request.entry, seconds=self._deadline_s, log=_ADVICE)
+        self._settle(job, late.to_error())
+        _kill_children(thread.native_id or 0)
+
+    def _settle(self, job: _Job, outcome: InlineResult | BaseException) -> None:
+        try:
+            if isinstance(outcome, BaseException):
+                job.future.set_exception(outcome)
                 self._failed += 1
-                with contextlib.suppress(Exception):
-                    job.future.set_exception(error)
             else:
+                job.future.set_result(outcome)
                 self._done += 1
-                job.future.set_result(result)
-            del job
+                self._late = 0
+        except InvalidStateError:
+            pass  # whoever is second, the deadline or the compiler, is not heard
+
+
+def _not_tried(job: _Job) -> BaseException:
+    entry = job.request.entry
+    log = f"kernel {entry} was not tried, since the compiler hung on those before it; {_ADVICE}"
+    return Failure("rejected", entry, log=log).to_error()
+
+
+def _kill_children(thread: int) -> None:
+    """Kill the processes that a thread of ours waits for, and theirs: an assembler that hangs."""
+    for file in (f"/proc/self/task/{thread}/children", f"/proc/{thread}/task/{thread}/children"):
+        try:
+            with open(file) as children:
+                found = [int(word) for word in children.read().split()]
+        except OSError:
+            continue
+        for child in found:
+            _kill_children(child)
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+        return
 
 
 def _compile(request: SourceRequest | CompileRequest, on_keyed: OnKeyed | None) -> InlineResult:
