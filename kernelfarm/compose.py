@@ -88,8 +88,8 @@ class World:
 
     def close(self) -> None:
         """Write what is left to write, then let go of farm and store; may be called twice."""
-        self.desk.flush()
-        self.writer.flush()
+        self.desk.close()
+        self.writer.close()
         self.farm.close()
         self.store.close()
 

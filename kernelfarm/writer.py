@@ -27,9 +27,8 @@ class Writer:
         self._notices = notices
         self._name = name
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._owner = 0  # process whose thread serves the queue; 0: none yet
-        atexit.register(self.flush)
 
     def add(self, task: Task) -> None:
         """Queue a task and return at once."""
@@ -45,20 +44,29 @@ class Writer:
         self._queue.put(done.set)
         return done.wait(timeout)
 
+    def close(self) -> None:
+        """Run what is queued and let the thread go; a later task starts another one."""
+        self.flush()
+        with self._lock:
+            if self._owner == os.getpid():
+                self._queue.put(None)
+                self._owner = 0
+        atexit.unregister(self.flush)
+
     def _start(self) -> None:
         with self._lock:
             if self._owner == os.getpid():
                 return
             self._queue = queue.SimpleQueue()
+            atexit.register(self.flush)
             thread = threading.Thread(
                 target=self._serve, args=(self._queue,), name=self._name, daemon=True
             )
             thread.start()
             self._owner = os.getpid()
 
-    def _serve(self, tasks: queue.SimpleQueue[Task]) -> None:
-        while True:
-            task = tasks.get()
+    def _serve(self, tasks: queue.SimpleQueue[Task | None]) -> None:
+        while (task := tasks.get()) is not None:
             try:
                 task()
             except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from concurrent.futures import Future
 
@@ -213,3 +214,21 @@ def test_a_desk_takes_requests_up_and_passes_outcomes_on(make_bench, source):
     late = bench.service.submit(source("def kf_mul(x): pass", "kf_mul"))
     assert isinstance(late.exception(5), RuntimeError)
     assert bench.service.drain(5)
+
+
+def test_a_closed_writer_keeps_no_thread_and_starts_anew():
+    """Closing runs what is queued and ends the thread; a task after that is run all the same."""
+    writer = Writer(Notices(), "a-writer-of-this-test")
+    ran: list[int] = []
+
+    def alive() -> list[threading.Thread]:
+        return [t for t in threading.enumerate() if t.name == "a-writer-of-this-test"]
+
+    writer.add(lambda: ran.append(1))
+    (thread,) = alive()
+    writer.close()
+    thread.join(5)
+    assert ran == [1] and alive() == []
+    writer.add(lambda: ran.append(2))
+    assert writer.flush(5) and ran == [1, 2]
+    writer.close()
