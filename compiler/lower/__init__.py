@@ -9,6 +9,7 @@ reductions  sums, extremes, truth, moments        indexing   reads at positions 
 joining     cat and pad                           scatter    copies with a part replaced
 softmax, norm   whole operators of several loops
 matmul      products whose rows need padding      attention  masks that forbid the future
+conjugate   marks that eager resolves at a read
 
 Importing this package registers all of them.
 """
@@ -16,6 +17,7 @@ Importing this package registers all of them.
 from . import (  # noqa: F401  (each import registers lowerings)
     activation,
     attention,
+    conjugate,
     creation,
     indexing,
     joining,

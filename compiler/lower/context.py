@@ -57,6 +57,11 @@ def wrapped(number: bool | int | float, dtype: str) -> bool | int | float:
     return low - (1 << bits) if dtype != "uint8" and low >> (bits - 1) else low
 
 
+def is_marked(value: Any) -> bool:
+    """Whether a tensor is conjugated or negated when it is read, which its memory does not show."""
+    return isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg())
+
+
 class Lowering:
     """The state of one walk: the graph built so far and the node being lowered."""
 
@@ -235,6 +240,8 @@ class Lowering:
         if not isinstance(val, torch.Tensor):
             self.graph.inputs.append(node.name)
             return val
+        if is_marked(val):
+            raise GraphError(f"input {node.name} is a lazily conjugated or negated view")
         sizes = tuple(as_size(s) for s in val.shape)
         strides = tuple(as_size(s) for s in val.stride())
         offset = val.storage_offset()

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from ..errors import GraphError, LoweringError
 from ..host import DeviceRef, DType, MemoryFormat
 from ..ir import Tensor, View, is_dense, same_layout
 from ..sym import as_size, is_static
-from .context import Lowering, dtype_name
+from .conjugate import computed
+from .context import Lowering, dtype_name, is_marked
 
 
 def fallback(ctx: Lowering, node: fx.Node, args: Any, kwargs: Any) -> Any:
@@ -26,11 +28,18 @@ def fallback(ctx: Lowering, node: fx.Node, args: Any, kwargs: Any) -> Any:
         raise GraphError(f"node {node.name} calls {op}, which mutates its arguments")
     if node.meta.get("val") is None:
         raise GraphError(f"node {node.name} ({op}) carries no metadata")
+    conjugate = computed(ctx, node, args[0]) if args else None
+    if conjugate is not None:
+        return conjugate
     view = as_view(ctx, node, args)
     if view is not None:
         return view
     converted = tuple(_argument(ctx, node, a, n) for a, n in zip(args, node.args, strict=True))
     named = {k: _argument(ctx, node, kwargs[k], n) for k, n in node.kwargs.items()}
+    if any(is_marked(v) for v in tree_leaves(node.meta["val"])) and not any(
+        is_marked(source.meta.get("val")) for source in node.all_input_nodes
+    ):
+        raise GraphError(f"node {node.name} ({op}) returns a lazily conjugated or negated view")
     return ctx.extern(str(op), converted, named, node.meta["val"])
 
 

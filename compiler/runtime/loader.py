@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .. import host
 from .. import host_tables as tables
@@ -58,8 +59,10 @@ def load_program(
     call._boxed_call = True  # AOTAutograd: give me the list itself, I shall clear it
     if preload and launchers:
         index = runtime.current_device()
-        namespace["_kernels"](index)
-        namespace["_constants"](index)
+        # AOTAutograd compiles with a fake mode on, in which nothing real could be made.
+        with unset_fake_temporarily():
+            namespace["_kernels"](index)
+            namespace["_constants"](index)
     return call
 
 

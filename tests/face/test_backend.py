@@ -193,3 +193,47 @@ def test_a_forked_child_has_worlds_of_its_own(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: -1)
         assert compose.shared_world(Knobs(), build) is not mine
+
+
+CONJUGATED = {
+    "product": lambda x: x * x.conj(),
+    "imaginary part": lambda x: x.conj().imag + 1,
+    "resolved": lambda x: torch.view_as_real(x.conj().resolve_conj()) + 1,
+    "view of one": lambda x: x.conj()[1:].t().real.sin(),
+    "transposed": lambda x: x.t().conj() + x.mH,
+    "twice": lambda x: (x.conj() * 2).conj().imag.exp(),
+    "returned": lambda x: (x.conj(), x.imag),
+    "negated": lambda x: torch._neg_view(x) * 2,
+}
+
+
+@pytest.mark.parametrize("name", CONJUGATED)
+def test_lazy_conjugation_and_negation_reach_the_result(backend, name):
+    """What eager only marks on a view is computed, before a kernel or a library call reads it."""
+    x = torch.randn(4, 6, dtype=torch.complex64)
+    fn = CONJUGATED[name]
+    run = torch.compile(
+        fn, backend=backend.kernelfarm, options={"interpret": True, "strict": True}, dynamic=False
+    )
+    torch.testing.assert_close(run(x), fn(x))
+
+
+def test_a_marked_input_is_never_read_as_plain_memory(backend):
+    """A conjugated or negated view as a graph's input runs eagerly, and right."""
+    x = torch.randn(4, 6, dtype=torch.complex64).conj()
+    for fn, value in ((lambda v: v[1:] * 2, x), (lambda v: v + 1, x.imag)):
+        run = torch.compile(
+            fn, backend=backend.kernelfarm, options={"interpret": True}, dynamic=False
+        )
+        torch.testing.assert_close(run(value), fn(value))
+
+
+def test_a_tensor_made_in_the_function_is_a_constant_of_the_program(backend):
+    """Constants are made while AOTAutograd's fake mode is on, and are real all the same."""
+    run = torch.compile(
+        lambda x: x + torch.tensor([1.0, 2.0, 3.0]),
+        backend=backend.kernelfarm,
+        options={"interpret": True, "strict": True},
+        dynamic=False,
+    )
+    assert torch.equal(run(torch.zeros(3)), torch.tensor([1.0, 2.0, 3.0]))
