@@ -49,8 +49,8 @@ class StoredGraphs:
                 )
                 return
             payload = msgpack.packb({"program": program, "kernels": list(named)})
-            if self._store.put(Record.of(Key.of("graph", parts), payload)):
-                self._tally.graph("saved")
+            kept = self._store.put(Record.of(Key.of("graph", parts), payload))
+            self._tally.graph("saved" if kept else "unpublished")
 
         self._writer.add(publish)
 

@@ -151,12 +151,20 @@ def warm_targets(
     started = time.monotonic()
     distinct = tuple(dict.fromkeys(targets))
     total = _Sum()
+    tallies = []
     for target in distinct:
         tally = Tally()
+        tallies.append(tally)
         session = world.session(target, tally)
         with follow(str(target), tally) if follow else nullcontext():
             _warm_one(name, trace, world, session, total)
     world.writer.flush(world.knobs.wait_seconds)
+    lost = sum(tally.graphs()["unpublished"] for tally in tallies)
+    if lost:  # a warm start that leaves nothing behind has failed
+        total.failures.append(
+            f"{lost} of {total.graphs['total']} graphs were compiled and not kept in "
+            f"{world.store_place()}: make room there, or name another directory with --store"
+        )
     compiled = total.kernels["compiled"]
     return WarmReport(
         graphs=total.graphs,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +58,7 @@ def warm(local_dir):
         "PYTHONPATH": str(ROOT),
     }
 
-    def call(function: str, *arguments: str) -> tuple[int, dict, str]:
+    def call(function: str, *arguments: str, **started: Any) -> tuple[int, dict, str]:
         done = subprocess.run(
             [sys.executable, "-m", "kernelfarm", "warm", f"model.py:{function}"]
             + ["--json", "--store", str(local_dir / "store"), *arguments],
@@ -65,6 +67,7 @@ def warm(local_dir):
             capture_output=True,
             text=True,
             timeout=300,
+            **started,
         )
         return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
@@ -148,6 +151,23 @@ def test_a_store_path_that_is_a_file_is_refused(warm, local_dir):
     assert status == 2
     assert str(local_dir / "store") in err
     assert (local_dir / "store").read_text() == "mine"
+
+
+def test_a_store_without_room_fails_the_command_and_not_the_compile(warm, local_dir):
+    """What could not be kept is status 1 with the place and what to do; nothing is lost or torn."""
+    limit = resource.RLIMIT_FSIZE
+    status, report, err = warm(
+        "infer",
+        "--target",
+        "h200",
+        preexec_fn=lambda: resource.setrlimit(limit, (1 << 20, 1 << 20)),
+    )
+    assert status == 1, err
+    assert report["kernels"]["failed"] == 0
+    assert str(local_dir / "store") in report["failures"][0]
+    assert "make room" in err
+    assert warm("infer", "--target", "h200")[0] == 0
+    assert warm("infer", "--target", "h200")[1]["graphs"]["from_store"] == 1
 
 
 def test_stats_counts_what_warm_stored(warm, local_dir):
