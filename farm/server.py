@@ -44,7 +44,7 @@ class Server:
         self._stop = asyncio.Event()
 
     async def run(self, listening: socket.socket) -> None:
-        """Serve until told to stop or until nobody has been connected for ``idle`` seconds."""
+        """Serve until told to stop, out of reach, or without a client for ``idle`` seconds."""
         limits = self._options.make_limits()
         scratch = scratch_directory(self._directory / "scratch")
         sweep(scratch)
@@ -75,6 +75,8 @@ class Server:
         now = time.monotonic()
         if self._tasks:
             self._alone_since = now
+        elif not socket_path(self._directory).exists():
+            return True  # nobody can find this broker any more: its directory was removed
         return now - self._alone_since > self._options.idle
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -95,6 +95,16 @@ def test_broker_ends_after_its_last_client(farm: Any) -> None:
     assert not list(farm.directory.glob("*.sock"))
 
 
+def test_broker_ends_when_nobody_can_reach_it_any_more(farm: Any) -> None:
+    """A broker whose directory was removed ends at once, however long it would idle."""
+    client = farm.client(idle=600.0)
+    client.submit(farm.request()).result(60)
+    pid = farm.broker_pid
+    client.close()
+    (farm.directory / "broker-w1.sock").unlink()
+    farm.wait_for(lambda: farm.is_gone(pid))
+
+
 def test_many_clients_come_and_go(farm: Any) -> None:
     """Clients that come and go leave the broker's descriptors and children as they were."""
     first = farm.client()
