@@ -1,7 +1,7 @@
 """The command line: warm, stats, doctor.
 
-Exit status: 0; 1 when a kernel or a graph failed; 2 when the command could not be carried out as
-asked, with one message that names what and what next.
+Exit status: 0; 1 when a kernel or a graph failed or was not kept; 2 when the command could not be
+carried out as asked, with one message that names what and what next.
 """
 
 from __future__ import annotations
