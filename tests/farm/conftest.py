@@ -132,6 +132,18 @@ def toolchain(cache_home: Path) -> Toolchain:
     return current_toolchain(Target.parse("h200"))
 
 
+def remove(farm: Farm) -> None:
+    """End a farm and remove its directory; a broker that was only just starting counts too."""
+    for attempt in range(20):
+        farm.close()
+        try:
+            shutil.rmtree(farm.directory)
+            return
+        except OSError:  # a file of a process that was not to be seen yet
+            if attempt == 19:
+                raise
+
+
 @pytest.fixture
 def farm(toolchain: Toolchain, tmp_path: Path) -> Iterator[Farm]:
     """A farm in a directory of its own; afterwards no process of it is left."""
@@ -140,5 +152,4 @@ def farm(toolchain: Toolchain, tmp_path: Path) -> Iterator[Farm]:
     try:
         yield made
     finally:
-        made.close()
-        shutil.rmtree(directory)
+        remove(made)
