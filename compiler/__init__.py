@@ -2,11 +2,12 @@
 
 trace/      Dynamo and AOTAutograd entry, fake devices, device-dependent choices made by us
 graph_key   the canonical form of an ATen graph, as named key parts
-lower/      ATen nodes become loop bodies, views and extern calls (ir, body, ops, index)
+lower/      ATen nodes become loop bodies, views and extern calls (ir, body, folding, ops, index)
 fuse        loop nests become groups, each one kernel
 tile        an axis for every loop, a block size for every axis
 emit/       kernel text and the Python that runs a host program
-host        the host program: data, planned (reuse) and verified
+assemble    groups become the lines of a host program
+host        the host program: data, planned (reuse) and verified; stored opens one from a record
 seam/       target, request, front half (text to TTIR), back half (TTIR to binary)
 runtime/    launchers and the loader
 pipeline    the whole of it on one page

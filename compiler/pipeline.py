@@ -182,7 +182,7 @@ def _key(gm: GraphModule, inputs: Sequence[Any], ctx: CompileContext) -> KeyPart
             return graph_key_parts(
                 gm,
                 inputs,
-                knobs=(*ctx.knobs.key_parts(), ("host_schema", str(host.HOST_SCHEMA).encode())),
+                knobs=ctx.knobs.key_parts(),
                 target=ctx.target,
                 toolchain=ctx.toolchain,
                 sources_digest=compiler_sources_digest(),
