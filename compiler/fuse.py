@@ -8,15 +8,17 @@ fuse.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .body import Body, Recorder, Stmt, prune, stmt_index
+from .body import Body, Recorder, Stmt, prune, stmt_index, varies
 from .index import Index
 from .ir import Buffer, Compute, Extern, LoweredGraph, View
-from .loops import Alignment, Substitution, align, simplify, substitute
+from .loops import Alignment, Substitution, align, align_whole, memory_order, simplify, substitute
 from .ops import ITEMSIZE
+from .split import FILL, pieces_wanted, split
 from .sym import Size
+from .tile import reduces_inner
 
 #: A kernel with more pointers than this gains nothing and takes registers.
 MAX_BUFFERS = 40
@@ -70,8 +72,9 @@ def _renamed(body: Body, sizes: Sequence[Size], rsizes: Sequence[Size], values: 
 class Fuser:
     """One greedy run over a lowered graph."""
 
-    def __init__(self, graph: LoweredGraph) -> None:
+    def __init__(self, graph: LoweredGraph, fill: int) -> None:
         self.graph = graph
+        self.fill = fill
         self.groups: dict[int, Group] = {}
         self.writer: dict[str, int] = {}
         self.readers: dict[str, set[int]] = {}
@@ -168,18 +171,32 @@ class Fuser:
             return None
         if sum(len(m[2].stmts) for m in (*a.members, *b.members)) > MAX_STMTS:
             return None
-        alignment = align(a.shape, b.shape)
-        if alignment is None or not self._in_registers(a, b, alignment):
-            return None
-        if a.shape.numel != b.shape.numel:
-            # a pointwise nest would run along the rows of a reduction
-            if alignment.rnumel > LONG_ROW and alignment.numel < FEW_ROWS:
-                return None
-            if not linked and not _same_reads(a, b, alignment):
-                return None
-        if self._between(a, b) or self._between(b, a):
+        alignment = self._aligned(a, b, linked)
+        if alignment is None or self._between(a, b) or self._between(b, a):
             return None
         return alignment
+
+    def _aligned(self, a: Group, b: Group, linked: bool) -> Alignment | None:
+        """The first iteration space in which the two groups may share a kernel."""
+        for alignment in _alignments(a, b):
+            if not self._in_registers(a, b, alignment) or self._starves(a, b, alignment):
+                continue
+            if linked or a.shape.numel == b.shape.numel or _same_reads(a, b, alignment):
+                return alignment
+        return None
+
+    def _starves(self, a: Group, b: Group, alignment: Alignment) -> bool:
+        """Whether what could fill the GPU alone would wait for a reduction that cannot.
+
+        Such a reduction is split (see `split`) unless something in its loops needs its results.
+        """
+        if not a.shape.rsizes and not b.shape.rsizes:
+            return False
+        bodies = [body for group in (a, b) for _, _, body in group.members if body.rsizes]
+        if pieces_wanted(alignment.numel, alignment.rnumel, reduces_inner(bodies), self.fill) > 1:
+            return _needs_results(a, b, alignment) or _needs_results(b, a, alignment)
+        whole = a.shape.numel != b.shape.numel
+        return whole and alignment.rnumel > LONG_ROW and alignment.numel < FEW_ROWS
 
     def _in_registers(self, a: Group, b: Group, alignment: Alignment) -> bool:
         """Whether each value that crosses is read where it was written."""
@@ -264,6 +281,55 @@ class Fuser:
         return out
 
 
+def _alignments(a: Group, b: Group) -> Iterator[Alignment]:
+    """Iteration spaces to try: row-major first, then along memory that both of them touch.
+
+    A reduction across rows visits memory column by column; a pointwise nest that walks along the
+    rows fits it in the order of the addresses.
+    """
+    plain = align(a.shape, b.shape)
+    if plain is not None:
+        yield plain
+    if bool(a.shape.rsizes) == bool(b.shape.rsizes):
+        return
+    reduction, nest = (a, b) if a.shape.rsizes else (b, a)
+    shared = (a.writes & b.reads) | (b.writes & a.reads) or a.reads & b.reads
+    tried = set()
+    for name in sorted(shared):
+        for index in _addresses(reduction, name):
+            order = memory_order(reduction.shape, index)
+            if order is None or tuple(order) in tried:
+                continue
+            tried.add(tuple(order))
+            found = align_whole(reduction.shape, nest.shape, order)
+            if found is not None:
+                yield found if reduction is a else found.flipped()
+
+
+def _addresses(group: Group, name: str) -> set[Index]:
+    """Where a group reads or writes a buffer."""
+    accesses = (s for _, _, body in group.members for s in body.stmts if s.op in ("load", "store"))
+    return {s.attrs[1] for s in accesses if s.attrs[0] == name}
+
+
+def _needs_results(source: Group, sink: Group, alignment: Alignment) -> bool:
+    """Whether the reduction loops of ``sink`` read what the reductions of ``source`` give."""
+    if not source.shape.rsizes:
+        return False
+    results: set[str] = set()
+    for _, _, body in source.members:
+        along = varies(body.stmts)
+        for i, stmt in enumerate(body.stmts):
+            if stmt.op == "store" and not along[i]:
+                results.add(stmt.attrs[0])
+    for _, _, body in sink.members:
+        if results.isdisjoint(body.reads()):
+            continue
+        if any(varies(body.stmts)) if sink.shape.rsizes else body.numel != alignment.numel:
+            return True
+    return False
+
+
 def _same_reads(a: Group, b: Group, alignment: Alignment) -> bool:
     """Whether two groups read some element of one buffer in the same iteration.
 
@@ -286,9 +352,12 @@ def _is_random(op: str) -> bool:
     return torch.Tag.nondeterministic_seeded in found.tags
 
 
-def fuse(graph: LoweredGraph) -> list[Group]:
-    """Group a lowered graph's nodes into kernels and library calls, in a valid order."""
-    return Fuser(graph).run()
+def fuse(graph: LoweredGraph, fill: int = FILL) -> list[Group]:
+    """Group a lowered graph's nodes into kernels and library calls, in a valid order.
+
+    ``fill`` is how many programs keep the device busy (see `split`).
+    """
+    return Fuser(graph, fill).run()
 
 
 def live_after(groups: Iterable[Group], outputs: Iterable[object]) -> dict[int, set[str]]:
@@ -338,3 +407,26 @@ def _copy(
         if attrs[0] not in live:
             return args[0]
     return recorder.emit(stmt.op, args, attrs, stmt.dtype)
+
+
+def split_groups(groups: Iterable[Group], graph: LoweredGraph, fill: int = FILL) -> list[Group]:
+    """The groups with reductions of few long rows split in two; see `split`."""
+    groups = list(groups)
+    live = live_after(groups, graph.outputs)
+    number = max((g.number for g in groups), default=0)
+    out: list[Group] = []
+    for group in groups:
+        halves = None
+        if group.extern is None and group.shape.rsizes:
+            body = merged_body(group, live[group.number])
+            halves = split(body, reduces_inner([body]), fill, f"part{group.number}_")
+        if halves is None:
+            out.append(group)
+            continue
+        graph.buffers |= {b.name: b for b in halves.buffers}
+        for body in (halves.pieces, halves.finish):
+            number += 1
+            members = [(group.position, group.members[0][1], simplify(body))]
+            reads, writes = body.reads(), body.writes()
+            out.append(Group(number, members, None, reads, writes, group.origin))
+    return out

@@ -141,15 +141,9 @@ class Alignment:
         """Iterations of the reduction loops; 1 if there are none."""
         return product(self.rsizes)
 
-
-def _cut(factors: Sequence[Size], total: Size) -> int | None:
-    """How many leading factors have this product."""
-    have: Size = 1
-    for n, factor in enumerate((*factors, 1)):
-        if known_equal(have, total):
-            return n
-        have = have * factor
-    return None
+    def flipped(self) -> Alignment:
+        """The same space with the two nests exchanged."""
+        return Alignment(self.sizes, self.rsizes, self.second, self.first)
 
 
 def align(a: Body, b: Body) -> Alignment | None:
@@ -159,13 +153,12 @@ def align(a: Body, b: Body) -> Alignment | None:
     pointwise loops alone or with all of its loops.
     """
     if not a.rsizes and b.rsizes:
-        flipped = align(b, a)
-        if flipped is None:
-            return None
-        return Alignment(flipped.sizes, flipped.rsizes, flipped.second, flipped.first)
+        turned = align(b, a)
+        return None if turned is None else turned.flipped()
     if not known_equal(a.numel, b.numel) or (b.rsizes and not known_equal(a.rnumel, b.rnumel)):
-        whole = a.rsizes and not b.rsizes and known_equal(a.numel * a.rnumel, b.numel)
-        return _align_whole(a, b) if whole else None
+        return (
+            None if b.rsizes else align_whole(a, b, [*_names("p", a.sizes), *_names("r", a.rsizes)])
+        )
     factors = common_factors(a.sizes, b.sizes)
     if factors is None:
         return None
@@ -188,19 +181,58 @@ def align(a: Body, b: Body) -> Alignment | None:
     )
 
 
-def _align_whole(a: Body, b: Body) -> Alignment | None:
-    """Reduction ``a`` with pointwise ``b`` that covers pointwise and reduction loops of ``a``."""
-    factors = common_factors((*a.sizes, *a.rsizes), b.sizes)
+def align_whole(a: Body, b: Body, order: Sequence[str]) -> Alignment | None:
+    """Reduction ``a`` with a pointwise ``b`` that runs over all of ``a``'s loops, or None.
+
+    ``order`` names ``a``'s loops, outermost first, as ``b`` runs over them: memory order, where
+    ``b`` walks along memory and ``a`` reduces across it. The result keeps the order of ``a``.
+    """
+    if b.rsizes or not known_equal(a.numel * a.rnumel, b.numel):
+        return None
+    own = dict(zip(_names("p", a.sizes), a.sizes, strict=True))
+    own |= zip(_names("r", a.rsizes), a.rsizes, strict=True)
+    factors = common_factors([own[name] for name in order], b.sizes)
     if factors is None:
         return None
-    cut = _cut(factors, product(a.sizes))
-    if cut is None:
+    shares: dict[str, list[int]] = {}  # which factors make up each loop of a
+    position = 0
+    for name in order:
+        have: Size = 1
+        shares[name] = []
+        while not known_equal(have, own[name]):
+            shares[name].append(position)
+            have = have * factors[position]
+            position += 1
+    pieces: dict[int, tuple[str, Size]] = {}
+    sizes: dict[str, list[Size]] = {"p": [], "r": []}
+    first: dict[str, Index] = {}
+    for name in own:
+        kind, total, step = name[0], ZERO, 1
+        for number in shares[name]:
+            pieces[number] = (f"{kind}{len(sizes[kind])}", factors[number])
+            sizes[kind].append(factors[number])
+        for number in reversed(shares[name]):
+            piece, extent = pieces[number]
+            total = total + var(piece, extent).scale(step)
+            step = step * extent  # type: ignore[assignment]
+        first[name] = total
+    second = split_map("p", b.sizes, [pieces[n] for n in range(len(factors))])
+    return Alignment(tuple(sizes["p"]), tuple(sizes["r"]) or (1,), first, second)
+
+
+def _names(prefix: str, sizes: Sequence[Size]) -> list[str]:
+    return [f"{prefix}{n}" for n in range(len(sizes))]
+
+
+def memory_order(body: Body, index: Index) -> list[str] | None:
+    """The loops of a nest from the one that strides farthest through ``index`` to the nearest.
+
+    None unless the index is a plain sum of all the loops with distinct positive strides.
+    """
+    names = [*_names("p", body.sizes), *_names("r", body.rsizes)]
+    strides = {name: index.coefficient(name) for name in names}
+    if not is_static(*strides.values()) or len(index.terms) != len(names):
         return None
-    ppieces = [(f"p{n}", f) for n, f in enumerate(factors[:cut])]
-    rpieces = [(f"r{n}", f) for n, f in enumerate(factors[cut:])]
-    return Alignment(
-        tuple(factors[:cut]),
-        tuple(factors[cut:]),
-        {**split_map("p", a.sizes, ppieces), **split_map("r", a.rsizes, rpieces)},
-        split_map("p", b.sizes, [*ppieces, *rpieces]),
-    )
+    if len(set(strides.values())) != len(names) or min(map(int, strides.values()), default=1) <= 0:
+        return None
+    return sorted(names, key=lambda name: -int(strides[name]))

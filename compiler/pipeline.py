@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 from . import host
 from .assemble import Assembler, assemble_group
 from .errors import GraphError
-from .fuse import fuse, live_after
+from .fuse import fuse, live_after, split_groups
 from .graph_key import Unkeyable, compiler_sources_digest, graph_key_parts
 from .host_codec import encode
 from .host_plan import plan
@@ -111,7 +111,8 @@ def generate(
         report.count_operators("lowered", lowering.lowered_ops)
         report.count_operators("fallback", lowering.fallback_ops)
     with report.phase("scheduling"):
-        groups = fuse(graph)
+        fill = 2 * ctx.target.device_model.multiprocessors
+        groups = split_groups(fuse(graph, fill), graph, fill)
         live = live_after(groups, graph.outputs)
     futures: list[Future[Compiled]] = []
 

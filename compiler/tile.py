@@ -7,7 +7,7 @@ x (all pointwise loops) and r (all reduction loops), kept whole in registers whe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .body import Body, stmt_index
@@ -162,7 +162,7 @@ def _tile_reduction(body: Body, model: DeviceModel) -> Tiling:
     loops = tuple((f"p{n}", s) for n, s in enumerate(body.sizes)) or (("p0", 1),)
     rloops = tuple((f"r{n}", s) for n, s in enumerate(body.rsizes))
     rows, length = int(body.numel), int(body.rnumel)
-    inner = _reduces_inner(body)
+    inner = reduces_inner([body])
     whole = next_power_of_two(length)
     if length <= (PERSISTENT_INNER if inner else PERSISTENT_OUTER):
         if inner:
@@ -182,16 +182,18 @@ def _tile_reduction(body: Body, model: DeviceModel) -> Tiling:
     return Tiling((Axis("x", loops, x_block), Axis("r", rloops, r_block)), False, 8)
 
 
-def _reduces_inner(body: Body) -> bool:
-    """Whether most of the traffic runs along a reduction loop."""
-    names = [f"p{n}" for n in range(len(body.sizes))] + [f"r{n}" for n in range(len(body.rsizes))]
+def reduces_inner(bodies: Iterable[Body]) -> bool:
+    """Whether most of the traffic of a reduction's nests runs along a reduction loop."""
     inner = outer = 0
-    for access in access_table(body):
-        loop = _coalescing_loop(access.index, names)
-        if loop is None or not any(_uses(access.index, n) for n in names if n[0] == "r"):
-            continue
-        if loop.startswith("r"):
-            inner += access.weight
-        else:
-            outer += access.weight
+    for body in bodies:
+        names = [f"p{n}" for n in range(len(body.sizes))]
+        names += [f"r{n}" for n in range(len(body.rsizes))]
+        for access in access_table(body):
+            loop = _coalescing_loop(access.index, names)
+            if loop is None or not any(_uses(access.index, n) for n in names if n[0] == "r"):
+                continue
+            if loop.startswith("r"):
+                inner += access.weight
+            else:
+                outer += access.weight
     return inner >= outer

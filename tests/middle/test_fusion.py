@@ -166,17 +166,22 @@ def test_groups_are_in_an_order_that_respects_every_read() -> None:
         assert not group.reads & later
 
 
-def test_a_square_sum_is_not_fused_across_its_rows() -> None:
-    """A column sum and a pointwise result of a square input share no iteration order."""
+def test_a_sum_and_a_result_of_one_input_share_the_pass_over_it() -> None:
+    """A pointwise nest follows a reduction along the memory that both read, rows or columns."""
     _, kernels, _ = generated(lambda x: (x.sum(0), x + 1), example(64, 64))
-    assert len(kernels) == 2
+    assert len(kernels) == 1
+    _, kernels, _ = generated(lambda x: (x.sum(0), x.t() + 1), example(64, 64))
+    assert len(kernels) == 1
     _, kernels, _ = generated(lambda x: (x.sum(1), x + 1), example(64, 64))
     assert len(kernels) == 1
 
 
 def test_a_large_result_does_not_join_the_sum_of_everything() -> None:
-    """One program per row would leave the GPU empty; enough rows, or short ones, fill it."""
+    """One program per row would leave the GPU empty; enough rows, pieces, or short ones fill it."""
     _, kernels, _ = generated(lambda x: (x * 2, (x * 2).sum()), example(512, 512))
+    assert len(kernels) == 2
+    assert kernels[0].grid.x >= 64
+    _, kernels, _ = generated(lambda x: (x * 2, (x * 2).sum()), example(131, 1021))
     assert len(kernels) == 2
     _, kernels, _ = generated(lambda x: (x * 2, (x * 2).sum()), example(64, 64))
     assert len(kernels) == 1

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from interpret import interpret
 
-from kernelfarm.compiler.fuse import fuse
+from kernelfarm.compiler import split
+from kernelfarm.compiler.fuse import fuse, split_groups
 from kernelfarm.compiler.lower.context import Lowering
 
 T = torch.Tensor
@@ -141,6 +142,24 @@ def test_fused_groups_equal_unfused_nodes_and_eager(chain: list[Step], chosen: l
         _close(a, c, "unfused")
         _close(b, c, "fused")
     assert len(groups) <= len(graph.nodes)
+
+
+@seed(20261202)
+@settings(max_examples=60, deadline=None, suppress_health_check=relaxed)
+@given(steps, outputs, st.sampled_from([3, 8, 40]))
+def test_split_groups_equal_eager(
+    monkeypatch: pytest.MonkeyPatch, chain: list[Step], chosen: list[int], fill: int
+) -> None:
+    """The same where every reduction that can be split is split."""
+    monkeypatch.setattr(split, "WORTH_IT", 1)
+    monkeypatch.setattr(split, "SHORTEST_INNER", 1)
+    monkeypatch.setattr(split, "FEWEST_PIECES", 2)
+    monkeypatch.setattr(split, "SHORTEST_OUTER", 1)
+    fn, inputs = program(chain, chosen), _inputs()
+    graph = Lowering(trace(fn, inputs), "cpu").run()
+    groups = split_groups(fuse(graph, fill), graph, fill)
+    for got, want in zip(execute_groups(graph, inputs, groups), fn(*inputs), strict=True):
+        _close(got, want, "split")
 
 
 @pytest.mark.slow
