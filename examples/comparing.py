@@ -32,24 +32,31 @@ def compare(function: Callable[[], tuple[Any, ...]]) -> None:
         print(f"  {name}: {apart(got[name], expected[name]):.5f} from eager")
 
 
-def call(model: Callable[..., Any], args: Any) -> Any:
-    """Call with positional arguments or, for a mapping, with named ones."""
+def called(model: Callable[..., Any], args: Any) -> Any:
+    """Call ``model`` with positional arguments or, for a mapping, with named ones."""
     return model(**args) if isinstance(args, Mapping) else model(*args)
 
 
-def inferred(model: torch.nn.Module, args: Any) -> dict[str, torch.Tensor]:
+def loss_of(output: Any) -> torch.Tensor:
+    """Return the loss that a training model returned, alone or in an attribute."""
+    loss: torch.Tensor = getattr(output, "loss", output)
+    return loss
+
+
+def inferred(model: Callable[..., Any], args: Any) -> dict[str, torch.Tensor]:
     """Return the model's logits."""
     with torch.no_grad():
-        output = call(model, args)
+        output = called(model, args)
     return {"logits": getattr(output, "logits", output)}
 
 
-def trained(model: torch.nn.Module, args: Any) -> dict[str, torch.Tensor]:
+def trained(model: Any, args: Any) -> dict[str, torch.Tensor]:
     """Return the loss of one forward and backward pass and the gradients of all parameters."""
-    output = call(model, args)
-    loss = getattr(output, "loss", output)
+    loss = loss_of(called(model, args))
     loss.backward()
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    module: torch.nn.Module = getattr(model, "_orig_mod", model)  # names without the wrapper's
+    parameters = module.named_parameters()
+    gradients = {f"gradient {name}": p.grad for name, p in parameters if p.grad is not None}
     return {"loss": loss.detach(), **gradients}
 
 
