@@ -22,6 +22,8 @@ MAX_GRID_YZ = 65535
 PERSISTENT_INNER = 4096
 #: The same where the reduced loop is not the contiguous one: a tile needs width in x as well.
 PERSISTENT_OUTER = 64
+#: What a symbolic size counts as where traffic is compared.
+_UNKNOWN_SIZE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,16 +186,22 @@ def _tile_reduction(body: Body, model: DeviceModel) -> Tiling:
 
 def reduces_inner(bodies: Iterable[Body]) -> bool:
     """Whether most of the traffic of a reduction's nests runs along a reduction loop."""
-    inner = outer = 0
+    inner = outer = 0.0
     for body in bodies:
-        names = [f"p{n}" for n in range(len(body.sizes))]
-        names += [f"r{n}" for n in range(len(body.rsizes))]
+        sizes = {f"p{n}": size for n, size in enumerate(body.sizes)}
+        sizes |= {f"r{n}": size for n, size in enumerate(body.rsizes)}
+        names = list(sizes)
         for access in access_table(body):
+            used = access.index.var_names()
             loop = _coalescing_loop(access.index, names)
-            if loop is None or not any(_uses(access.index, n) for n in names if n[0] == "r"):
+            if loop is None or not any(name[0] == "r" for name in used):
                 continue
+            traffic = float(access.weight)
+            for name in used:
+                size = sizes[name]
+                traffic *= size if isinstance(size, int) else _UNKNOWN_SIZE
             if loop.startswith("r"):
-                inner += access.weight
+                inner += traffic
             else:
-                outer += access.weight
+                outer += traffic
     return inner >= outer

@@ -15,6 +15,7 @@ from ..body import Recorder
 from ..index import Index
 from ..ir import Lazy, Tensor, cost_of
 from ..ops import OPS, is_float
+from ..sym import Size, product
 from .context import Lowering, broadcast_index, dtype_name, wrapped
 from .registry import lower
 
@@ -75,8 +76,15 @@ def elementwise(
 
     tensors = [o for o in operands if isinstance(o, Tensor)]
     total_cost = cost + sum(cost_of(t)[0] for t in tensors)
-    total_reads = sum(cost_of(t)[1] for t in tensors)
+    total_reads = sum(cost_of(t)[1] for t in tensors if not _is_small(t, out_sizes))
     return Lazy(out_sizes, out_dtype, fn, total_cost, total_reads)
+
+
+def _is_small(tensor: Tensor, out_sizes: Sequence[Size]) -> bool:
+    """Whether an operand is broadcast from so few elements that reading it again is free."""
+    whole = product(out_sizes)
+    known = isinstance(tensor.numel, int) and isinstance(whole, int)
+    return known and tensor.numel * 16 <= whole
 
 
 def plain(name: str) -> Emit:

@@ -37,6 +37,9 @@ _APART: tuple[Any, ...] = (
     aten.miopen_batch_norm_backward,
     aten.native_group_norm,
     aten.native_group_norm_backward,
+    # the backward recomputes its result from the logits and two numbers a row, so that a loss does
+    # not keep a float32 copy of them
+    aten._log_softmax,
     aten.addcmul,
     aten.addcdiv,
     aten.lerp,
@@ -61,7 +64,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
     """Return a fresh copy of the table that `compile_fx` hands to AOTAutograd.
 
-    Keys are operator overloads, values Python functions. Layer norm, softmax, log softmax, gelu,
+    Keys are operator overloads, values Python functions. Layer norm, softmax, gelu,
     var_mean, embedding, index, gather, cat, pad and the matmuls are *not* in it: they reach the
     lowering whole.
     """
