@@ -63,6 +63,7 @@ def kernelfarm(
             example_inputs,
             compile_graph=_guarded(context, knobs),
             target=target,
+            fallback_random=knobs.fallback_random,
             record=REPORT.add_phase,
         )
     except Exception as error:

@@ -113,6 +113,12 @@ class Knobs:
         "run kernels on CPU tensors by Triton's interpreter: for tests, very slow",
         changes_code=True,
     )
+    fallback_random: bool = _knob(
+        False,
+        _boolean,
+        "random operators run as eager's, with eager's numbers; otherwise in our kernels",
+        changes_code=True,
+    )
     strict: bool = _knob(
         False, _boolean, "raise our own failures instead of falling back to eager; for CI"
     )

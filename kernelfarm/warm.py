@@ -20,7 +20,7 @@ from .tally import Tally
 #: Called with a target's name and its tally; the context lasts as long as the target takes.
 Follow = Callable[[str, Tally], AbstractContextManager[None]]
 #: Traces something for one target and hands each of its graphs to ``compile_graph``; is called as
-#: ``trace(target, compile_graph=..., name=..., record=...)``.
+#: ``trace(target, compile_graph=..., name=..., fallback_random=..., record=...)``.
 Trace = Callable[..., Any]
 
 
@@ -202,7 +202,13 @@ def _warm_one(name: str, trace: Trace, world: World, session: Session, total: _S
             return run_eagerly(gm)
 
     try:
-        trace(session.target, compile_graph=compile_one, name=name, record=report.add_phase)
+        trace(
+            session.target,
+            compile_graph=compile_one,
+            name=name,
+            fallback_random=world.knobs.fallback_random,
+            record=report.add_phase,
+        )
     finally:  # what was traced before an error is worth keeping
         total.failures += [said(error) for error in settle(context)]
         session.service.drain(world.knobs.wait_seconds)

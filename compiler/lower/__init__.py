@@ -7,7 +7,7 @@ views       shapes and layouts                    creation   constants and range
 pointwise   elementwise operators, by table       numeric, activation: those that need more
 reductions  sums, extremes, truth, moments        indexing   reads at positions that are data
 joining     cat and pad                           scatter    copies with a part replaced
-softmax, norm   whole operators of several loops
+softmax, norm   whole operators of several loops   random   numbers of a seed
 matmul      products whose rows need padding      attention  masks that forbid the future
 conjugate   marks that eager resolves at a read
 
@@ -25,6 +25,7 @@ from . import (  # noqa: F401  (each import registers lowerings)
     norm,
     numeric,
     pointwise,
+    random,
     reductions,
     scatter,
     softmax,

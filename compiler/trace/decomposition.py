@@ -22,6 +22,7 @@ _WHOLE: tuple[Any, ...] = (
     # their parts write with index_put, where a negative position counts from the end: eager refuses
     aten.index_add,
     aten.index_copy,
+    aten.native_dropout,  # its parts compare in the operand's own dtype: 8 bits for bfloat16
 )
 
 #: Taken apart although the core table keeps them: their parts fuse, and their choice of library

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,13 +11,13 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch._functorch.aot_autograd import aot_module_simplified
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
 from ..seam.target import Target
 from .choices import make_choices
 from .clock import Recorder, backend_took
 from .decomposition import decomposition_table
+from .randomness import partition, replace_random
 from .tidy import tidy
 
 GraphKind = Literal["inference", "forward", "backward"]
@@ -65,13 +66,15 @@ def compile_fx(
     *,
     compile_graph: GraphCompiler,
     target: Target,
+    fallback_random: bool = False,
     record: Recorder | None = None,
 ) -> Callable[..., Any]:
     """Compile Dynamo's graph ``gm`` for ``target`` and return the callable that Dynamo wants.
 
     Dynamo's graph is changed in place by the choices that eager would make by looking at the
     device. AOTAutograd then traces it; each resulting graph (one for inference, a forward and a
-    backward one for training) goes to ``compile_graph``. ``record`` is told the seconds of "aot"
+    backward one for training) goes to ``compile_graph``. With ``fallback_random`` random operators
+    stay eager's, with eager's numbers (see `randomness`). ``record`` is told the seconds of "aot"
     (without compile_graph's) and "compile_graph"; for Dynamo's own see `clock.watch_dynamo`.
     Errors of AOTAutograd and of ``compile_graph`` pass through.
     """
@@ -79,6 +82,8 @@ def compile_fx(
 
     def compiler(kind: GraphKind) -> Any:
         def compile_one(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+            if kind == "inference" and not fallback_random:
+                replace_random(gm.graph)
             tidy(gm)
             with inner.running():
                 info = GraphInfo(kind, _static(kind))
@@ -95,7 +100,7 @@ def compile_fx(
             fw_compiler=compiler("forward"),
             bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"),
-            partition_fn=min_cut_rematerialization_partition,
+            partition_fn=functools.partial(partition, fallback_random=fallback_random),
             decompositions=decomposition_table(),
             # Written-back inputs are AOTAutograd's epilogue, so that our graphs stay functional.
             keep_inference_input_mutations=False,

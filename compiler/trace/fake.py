@@ -57,6 +57,7 @@ def trace_for(
     *,
     compile_graph: GraphCompiler,
     name: str = "",
+    fallback_random: bool = False,
     record: Recorder | None = None,
 ) -> TraceOutcome:
     """Run ``function`` without a GPU, then trace what it returns for ``target``.
@@ -72,7 +73,9 @@ def trace_for(
         started = time.perf_counter()
         subject, args, kind = _checked(_called(function, label), label)
         seconds = time.perf_counter() - started
-        outcome = _trace(subject, args, kind, target, mode, compile_graph, label, record)
+        outcome = _trace(
+            subject, args, kind, target, mode, compile_graph, label, fallback_random, record
+        )
     phases = {"function": seconds, **outcome.phases}
     return TraceOutcome(target, kind, outcome.graphs, phases)
 
@@ -85,6 +88,7 @@ def trace_call(
     *,
     compile_graph: GraphCompiler,
     name: str = "",
+    fallback_random: bool = False,
     record: Recorder | None = None,
 ) -> TraceOutcome:
     """Trace ``subject(*args)`` (or ``(**args)`` for a dict) for ``target``.
@@ -94,7 +98,9 @@ def trace_call(
     """
     label = name or getattr(subject, "__qualname__", type(subject).__name__)
     with _world(target) as fake_mode:
-        return _trace(subject, args, mode, target, fake_mode, compile_graph, label, record)
+        return _trace(
+            subject, args, mode, target, fake_mode, compile_graph, label, fallback_random, record
+        )
 
 
 @contextlib.contextmanager
@@ -163,6 +169,7 @@ def _trace(
     mode: FakeTensorMode,
     compile_graph: GraphCompiler,
     label: str,
+    fallback_random: bool,
     record: Recorder | None,
 ) -> TraceOutcome:
     subject, args = _on_device(subject, args, mode)
@@ -184,7 +191,12 @@ def _trace(
     def backend(gm: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         with pretending():
             return compile_fx(
-                gm, inputs, compile_graph=compile_one, target=target, record=phases.add
+                gm,
+                inputs,
+                compile_graph=compile_one,
+                target=target,
+                fallback_random=fallback_random,
+                record=phases.add,
             )
 
     started = time.perf_counter()

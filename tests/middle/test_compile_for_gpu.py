@@ -42,7 +42,7 @@ def test_every_kind_of_statement_compiles_for_hopper(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ("kept torch.int64", "floats torch.bfloat16", "bools", "cat", "gather")
+    "case", ("kept torch.int64", "floats torch.bfloat16", "bools", "cat", "gather", "random")
 )
 def test_kernels_compile_for_amd(case: str) -> None:
     """The same texts compile for a GPU of another vendor."""

@@ -20,6 +20,7 @@ from kernelfarm.compiler.host import DeviceRef, DType, MemoryFormat
 from kernelfarm.compiler.index import Div, Index, Indirect, Mod, Var
 from kernelfarm.compiler.ir import Buffer, Compute, Extern, LoweredGraph, View
 from kernelfarm.compiler.lower.context import Lowering
+from kernelfarm.compiler.trace import random_ops
 from kernelfarm.compiler.trace.decomposition import decomposition_table
 
 POISON_INT = 0x5A
@@ -72,6 +73,12 @@ def _trunc_div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.div(a, _safe_divisor(b), rounding_mode="trunc")
 
 
+def _words(
+    seed: torch.Tensor, position: torch.Tensor, number: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    return random_ops.words_at(seed, int(number), position)
+
+
 OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "add": torch.add,
     "sub": torch.sub,
@@ -88,6 +95,13 @@ OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "not": torch.bitwise_not,
     "shift_left": torch.bitwise_left_shift,
     "shift_right": torch.bitwise_right_shift,
+    "uniform": lambda *a: random_ops.uniform_from(_words(*a), torch.float32),
+    "uniform64": lambda *a: random_ops.uniform_from(_words(*a), torch.float64),
+    "uniform_f16": lambda *a: random_ops.uniform_from(_words(*a), torch.float16).float(),
+    "uniform_bf16": lambda *a: random_ops.uniform_from(_words(*a), torch.bfloat16).float(),
+    "normal": lambda *a: random_ops.normal_from(_words(*a), torch.float32),
+    "normal64": lambda *a: random_ops.normal_from(_words(*a), torch.float64),
+    "bits": lambda *a: random_ops.bits_from(_words(*a)),
 }
 
 

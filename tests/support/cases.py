@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from generated import example
 
 BF16, F64, I64 = torch.bfloat16, torch.float64, torch.int64
+RANDOM = (torch.float32, F64, torch.float16, BF16)
 SMALL = (torch.int8, torch.int16, torch.uint8, torch.int32, torch.int64)
 
 
@@ -60,6 +61,17 @@ def _outer(x: torch.Tensor) -> Any:
     return x.sum(0), torch.softmax(x, 0), x.var(0), x.argmax(0)
 
 
+def _random(seed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    ops = torch.ops.kernelfarm
+    shape = ([9, 60], [0, 1])
+    return (
+        *(ops.uniform(seed, n, *shape, d) for n, d in enumerate(RANDOM)),
+        *(ops.normal(seed, n, *shape, d) for n, d in enumerate(RANDOM)),
+        ops.bits(seed, 7, *shape),
+        torch.where(ops.uniform(seed, 9, *shape, torch.float32) < 0.9, 1.0, 0.0).sum(-1),
+    )
+
+
 #: name -> function, inputs
 # ruff: noqa: E501
 CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
@@ -70,6 +82,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
        for d in (torch.float32, BF16, torch.float16, F64)},
     **{f"moments {d} {n}": (_moments, (example(64, n, dtype=d),))
        for d in (torch.float32, BF16, F64) for n in (60, 6000)},
+    "random": (_random, (example(1, dtype=I64),)),
     "bools": (lambda x, y: (x & y, x | y, x ^ y, ~x, x.any(1), x.all(1), x.sum(1), x.float(),
                             torch.where(x, y, x), torch.maximum(x, y), x < y),
               (example(9, 60, dtype=torch.bool), example(9, 60, dtype=torch.bool))),
