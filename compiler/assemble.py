@@ -44,13 +44,15 @@ class Assembler:
         self._used |= {v.buffer.name for v in views_in(tuple(graph.outputs))}
         self._lines: list[host.Line] = []
         self._views: dict[tuple, str] = {}
-        #: Buffers that several library calls fill, and that have their memory already.
+        #: Buffers that have their memory already: several groups may fill one.
         self._allocated: set[str] = set()
 
     def launch(self, launch: Launch | None, kernel: Kernel | None, live: set[str]) -> None:
         """Allocate a group's outputs and launch its kernel (None: nothing to compute)."""
         for name in self._in_order(live):
-            self._lines.append(host.Allocate(name, spec_of(self._graph.buffers[name])))
+            if name not in self._allocated:
+                self._allocated.add(name)
+                self._lines.append(host.Allocate(name, spec_of(self._graph.buffers[name])))
         if launch is not None and kernel is not None:
             refs = tuple(host.Ref(n) for n in launch.buffers)
             self._lines.append(host.KernelCall(launch.kernel, refs, kernel.grid))

@@ -6,7 +6,8 @@ Grammar::
     stmt := Stmt(op, args, attrs, dtype)           -- its position in the list is its value
 
     load   attrs (buffer, index, dtype)        args () or (mask,)  a masked-off lane reads zero
-    store  attrs (buffer, index, mode, dtype)  args (value,)       mode "set" | "add" (atomic)
+    store  attrs (buffer, index, mode, dtype)  args (value,) or (value, mask)
+                                               mode "set" | "add" (atomic); masked off: nothing
     const  attrs (number,)                                       a Python bool, int or float
     index  attrs (index,)                                        an index as a value
     cast, round_to, bitcast  attrs (dtype,)  args (value,)       round_to: there and back again
@@ -163,10 +164,19 @@ class Recorder:
         index = direct(self.stmts, index)
         return self.emit("load", args, (buffer, index, dtype), compute_dtype(dtype))
 
-    def store(self, buffer: str, index: Index, value: int, dtype: str, mode: str = "set") -> int:
-        """Write a value, converted to the stored ``dtype``."""
+    def store(
+        self,
+        buffer: str,
+        index: Index,
+        value: int,
+        dtype: str,
+        mode: str = "set",
+        mask: int | None = None,
+    ) -> int:
+        """Write a value, converted to the stored ``dtype``, or add it to what is there."""
         index = direct(self.stmts, index)
-        return self.emit("store", (value,), (buffer, index, mode, dtype), dtype)
+        args = (value,) if mask is None else (value, mask)
+        return self.emit("store", args, (buffer, index, mode, dtype), dtype)
 
     def const(self, number: bool | int | float, dtype: str) -> int:
         """A constant of a compute dtype."""

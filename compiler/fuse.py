@@ -47,6 +47,7 @@ class Group:
     origin: tuple[str, ...]
     deps: set[int] = field(default_factory=set)
     position: int = 0
+    adds: set[str] = field(default_factory=set)  # written by other groups before
 
     @property
     def shape(self) -> Body:
@@ -108,6 +109,7 @@ class Fuser:
         # Two library calls may fill one buffer, part by part: the later one follows the earlier.
         touched = group.reads | group.writes
         group.deps = {self.writer[b] for b in touched if b in self.writer}
+        group.adds = {b for b in group.writes if b in self.writer and group.extern is None}
         for name in group.writes:
             self.writer[name] = position
         for name in group.reads:
@@ -164,6 +166,8 @@ class Fuser:
         return ranked
 
     def _legal(self, a: Group, b: Group) -> Alignment | None:
+        if not a.writes.isdisjoint(b.writes):
+            return None  # one adds to what the other stored, elsewhere
         linked = a.number in b.deps or b.number in a.deps
         if not linked and abs(a.position - b.position) > HORIZONTAL_REACH:
             return None
@@ -212,7 +216,7 @@ class Fuser:
                 for name, index in _stores(body):
                     if name not in shared:
                         continue
-                    if name in written or index.indirects():
+                    if name in written or index.indirects() or name in source.adds:
                         return False  # written in parts, or at positions that are data
                     written[name] = index.substitute(of)
             for _, _, body in sink.members:
@@ -248,12 +252,14 @@ class Fuser:
         a.members = members
         a.reads |= b.reads
         a.writes |= b.writes
+        a.adds |= b.adds
         a.origin = tuple(dict.fromkeys((*a.origin, *b.origin)))
         a.deps = (a.deps | b.deps) - {a.number, b.number}
         a.position = max(a.position, b.position)
         del self.groups[b.number]
         for name in b.writes:
-            self.writer[name] = a.number
+            if self.writer[name] == b.number:
+                self.writer[name] = a.number
         for readers in self.readers.values():
             if b.number in readers:
                 readers.discard(b.number)

@@ -72,6 +72,7 @@ def graph_key_parts(
         ("graph.static_inputs", repr(info.static_inputs) if info else ""),
         ("target.arch", target.arch_key),
         *_model_parts(target),
+        ("torch.deterministic", str(torch.are_deterministic_algorithms_enabled())),
         ("torch", f"{torch.__version__} {torch.version.git_version}"),
         ("compiler.sources", sources_digest or compiler_sources_digest()),
         ("program.schema", str(HOST_SCHEMA)),

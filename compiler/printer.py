@@ -28,7 +28,8 @@ def print_stmt(number: int, stmt: Stmt) -> str:
         case "store":
             buffer, index, mode, dtype = stmt.attrs
             how = "=" if mode == "set" else f"{mode}="
-            return f"store {buffer}[{index}] {how} {args} as {dtype}"
+            where = f" where %{stmt.args[1]}" if len(stmt.args) > 1 else ""
+            return f"store {buffer}[{index}] {how} %{stmt.args[0]} as {dtype}{where}"
         case _:
             words = [stmt.op, *(str(a) for a in stmt.attrs), args]
             return f"%{number} = {' '.join(w for w in words if w)} : {stmt.dtype}"

@@ -309,7 +309,7 @@ class _Printer:
         if "r" in self.axes_of[i]:
             axes |= {"r"}
         address = self._address(buffer, index, axes)
-        mask = self._mask(axes)
+        mask = self._mask(axes, f"tmp{stmt.args[1]}" if len(stmt.args) > 1 else None)
         value = f"tmp{stmt.args[0]}"
         if self.axes_of[stmt.args[0]] != axes:
             value = f"tl.broadcast_to({value}, {self.tile(axes)})"

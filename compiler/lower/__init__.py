@@ -7,6 +7,7 @@ views       shapes and layouts                    creation   constants and range
 pointwise   elementwise operators, by table       numeric, activation: those that need more
 reductions  sums, extremes, truth, moments        indexing   reads at positions that are data
 joining     cat and pad                           scatter    copies with a part replaced
+writing     writes and sums at positions that are data
 softmax, norm   whole operators of several loops   random   numbers of a seed
 matmul      products whose rows need padding      attention  masks that forbid the future
 conjugate   marks that eager resolves at a read
@@ -30,4 +31,5 @@ from . import (  # noqa: F401  (each import registers lowerings)
     scatter,
     softmax,
     views,
+    writing,
 )

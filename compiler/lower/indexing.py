@@ -19,7 +19,7 @@ from ..body import Recorder
 from ..index import Index, bounds, const, indirect
 from ..ir import Lazy, Tensor, cost_of
 from ..ops import is_float
-from ..sym import Size, is_static, product
+from ..sym import Size, is_static, known_equal, product
 from .context import CHEAP_COST, CHEAP_READS, Lowering, broadcast_index
 from .joining import both, size_value
 from .registry import lower
@@ -145,18 +145,15 @@ def gather(
 @lower(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index_(ctx: Lowering, a: Tensor, indices: Sequence[Tensor | None]) -> Any:
     """Advanced indexing by integer tensors, which broadcast; None keeps a dimension."""
-    given = {d: t for d, t in enumerate(indices) if t is not None}
-    if not given or any(t.dtype not in _INTEGERS[:4] for t in given.values()):
+    where = index_dims(indices, a)
+    if where is None:
         return NotImplemented
-    dims = sorted(given)
-    shared = _broadcast_rank(list(given.values()))
-    adjacent = dims == list(range(dims[0], dims[-1] + 1))
-    lead = dims[0] if adjacent else 0  # where the dimensions of the positions stand in the result
+    given, lead, shared = where[0], where[1], len(where[2])
     out_sizes = ctx.out_sizes()
     a = _once(ctx, a, out_sizes)
 
     def fn(recorder: Recorder, index: Sequence[Index]) -> int:
-        where = index[lead : lead + shared]
+        named = index[lead : lead + shared]
         kept = iter([*index[:lead], *index[lead + shared :]])
         inside: int | None = None
         at: list[Index] = []
@@ -164,7 +161,7 @@ def index_(ctx: Lowering, a: Tensor, indices: Sequence[Tensor | None]) -> Any:
             if d not in given:
                 at.append(next(kept))
                 continue
-            own = broadcast_index(where, given[d].sizes, out_sizes[lead : lead + shared])
+            own = broadcast_index(named, given[d].sizes, out_sizes[lead : lead + shared])
             value = given[d].load(recorder, own)
             place, condition = position(recorder, value, size, wraps=True)
             inside = both(recorder, inside, condition)
@@ -174,5 +171,22 @@ def index_(ctx: Lowering, a: Tensor, indices: Sequence[Tensor | None]) -> Any:
     return _lookup(ctx, a, list(given.values()), fn)
 
 
-def _broadcast_rank(tensors: Sequence[Tensor]) -> int:
-    return max(len(t.sizes) for t in tensors)
+def index_dims(
+    indices: Sequence[Tensor | None], a: Tensor
+) -> tuple[dict[int, Tensor], int, tuple[Size, ...]] | None:
+    """Which dimensions of ``a`` tensors name, where theirs stand in the result, and their shape.
+
+    None for masks and for shapes that broadcast in a way that is not known.
+    """
+    given = {d: t for d, t in enumerate(indices) if t is not None}
+    if not given or any(t.dtype not in _INTEGERS[:4] for t in given.values()):
+        return None
+    dims = sorted(given)
+    adjacent = dims == list(range(dims[0], dims[-1] + 1))
+    rank = max(len(t.sizes) for t in given.values())
+    shape: list[Size] = [1] * rank
+    for tensor in given.values():
+        for d, size in enumerate(tensor.sizes, rank - len(tensor.sizes)):
+            if not known_equal(size, 1):
+                shape[d] = size
+    return given, dims[0] if adjacent else 0, tuple(shape)

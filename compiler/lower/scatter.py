@@ -15,6 +15,7 @@ from .context import Lowering, wrapped
 from .joining import at_least, below, both
 from .registry import lower
 from .views import slice_start
+from .writing import scatter_set
 
 aten = torch.ops.aten
 
@@ -60,7 +61,7 @@ def slice_scatter(
 
 @lower(aten.scatter.value, aten.scatter.src)
 def scatter(ctx: Lowering, a: Tensor, dim: int, indices: Tensor, source: Any) -> Any:
-    """A copy with one position of each row replaced; more positions are a library call.
+    """A copy with one position of each row replaced; for more positions see `writing`.
 
     With a single position along ``dim`` every element compares its own position with it, which
     makes the gradient of a loss over classes one elementwise loop. A position outside the
@@ -73,7 +74,7 @@ def scatter(ctx: Lowering, a: Tensor, dim: int, indices: Tensor, source: Any) ->
     if not known_equal(indices.sizes[dim], 1) or not all(
         known_equal(a.sizes[d], indices.sizes[d]) for d in rows
     ):
-        return NotImplemented
+        return scatter_set(ctx, a, dim, indices, source)
 
     def fn(recorder: Recorder, index: Sequence[Index]) -> int:
         row = [*index[:dim], ZERO, *index[dim + 1 :]]

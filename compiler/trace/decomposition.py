@@ -22,6 +22,7 @@ _WHOLE: tuple[Any, ...] = (
     # their parts write with index_put, where a negative position counts from the end: eager refuses
     aten.index_add,
     aten.index_copy,
+    aten.embedding_dense_backward,  # one sum at positions; its library call is deterministic
     aten.native_dropout,  # its parts compare in the operand's own dtype: 8 bits for bfloat16
 )
 

@@ -186,7 +186,7 @@ class BodyRun:
             case "load":
                 return self._load(stmt, args)
             case "store":
-                return self._store(stmt, args[0])
+                return self._store(stmt, *args)
             case "const":
                 return torch.tensor(stmt.attrs[0], dtype=torch_dtype(stmt.dtype))
             case "index":
@@ -231,17 +231,26 @@ class BodyRun:
         """An empty iteration space has no lanes, not even for what does not vary."""
         return value.expand(self.sizes) if 0 in self.sizes else value
 
-    def _store(self, stmt: Stmt, value: torch.Tensor) -> None:
+    def _store(self, stmt: Stmt, value: torch.Tensor, mask: torch.Tensor | None = None) -> None:
         name, index, mode, dtype = stmt.attrs
         flat = self.memory[name]
         assert torch_dtype(dtype) == flat.dtype, f"{stmt} into {flat.dtype}"
         at = evaluate_index(index, self.env, self.values)
-        space = [*self.sizes[: self.rank], *([1] * (len(self.sizes) - self.rank))]
+        varies = [at, value] if mask is None else [at, value, mask]
+        shape = torch.broadcast_shapes(*(v.shape for v in varies))
+        whole = [*self.sizes[: self.rank], *([1] * (len(self.sizes) - self.rank))]
+        space = torch.broadcast_shapes(shape, whole)
         at = at.expand(space).reshape(-1)
         value = value.expand(space).reshape(-1).to(flat.dtype)
-        assert mode == "set"
-        assert at.unique().numel() == at.numel(), f"{stmt} stores twice to one element"
+        if mask is not None:
+            kept = mask.expand(space).reshape(-1)
+            at, value = at[kept], value[kept]
         assert bool(((at >= 0) & (at < flat.numel())).all()), f"{stmt} writes outside {name}"
+        if mode == "add":
+            flat.index_add_(0, at, value)
+            return
+        if not index.indirects():
+            assert at.unique().numel() == at.numel(), f"{stmt} stores twice to one element"
         flat[at] = value
 
     def _reduce(self, stmt: Stmt, value: torch.Tensor) -> Any:

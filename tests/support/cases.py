@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from generated import example
 
 BF16, F64, I64 = torch.bfloat16, torch.float64, torch.int64
+SUMMED = (torch.float32, F64, torch.float16, BF16, torch.int8, torch.int32, torch.int64)
 RANDOM = (torch.float32, F64, torch.float16, BF16)
 SMALL = (torch.int8, torch.int16, torch.uint8, torch.int32, torch.int64)
 
@@ -82,6 +83,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
        for d in (torch.float32, BF16, torch.float16, F64)},
     **{f"moments {d} {n}": (_moments, (example(64, n, dtype=d),))
        for d in (torch.float32, BF16, F64) for n in (60, 6000)},
+    **{f"sums {d}": (lambda a, i, s: (a.index_add(0, i, s), a.index_put((i,), s, accumulate=True),
+                                      a.scatter(0, i[:, None].expand(70, 9), s)),
+                     (example(500, 9, dtype=d), example(70, dtype=I64), example(70, 9, dtype=d)))
+       for d in SUMMED},
     "random": (_random, (example(1, dtype=I64),)),
     "bools": (lambda x, y: (x & y, x | y, x ^ y, ~x, x.any(1), x.all(1), x.sum(1), x.float(),
                             torch.where(x, y, x), torch.maximum(x, y), x < y),
