@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..body import Recorder, loop_vars
-from ..index import ZERO, Index, linear
+from ..index import ZERO, Index, const, linear
 from ..ir import Compute, Lazy, Tensor, cost_of, is_dense
 from ..ops import REDUCTIONS, compute_dtype
-from ..sym import Size, as_size, contiguous_strides
+from ..sym import Size, as_size, contiguous_strides, product
 
 if TYPE_CHECKING:
     from .context import Lowering
@@ -29,6 +31,19 @@ _EMPTY: dict[str, tuple[bool | int | float, ...]] = {
     "welford": (math.nan, 0.0),
 }
 
+#: How two results of a reduction combine, for those that a short row unrolls into.
+_COMBINE = {
+    "sum": "add",
+    "prod": "mul",
+    "max": "maximum",
+    "min": "minimum",
+    "any": "or",
+    "all": "and",
+}
+#: Rows this short are unrolled: a loop over them would keep few lanes busy, and what reads the
+#: result can fuse with it. Not where an element takes more than this to compute.
+UNROLLED, UNROLLED_COST, UNROLLED_READS = 8, 8, 2
+
 
 def reduce(
     ctx: Lowering,
@@ -41,13 +56,15 @@ def reduce(
     keepdim: bool,
     finish: Finish | None = None,
     result_dtype: str | None = None,
+    unroll: bool = False,
 ) -> tuple[Tensor, ...]:
     """Reduce over ``dims``; one loop nest, one buffer for each output.
 
     ``compute`` is the dtype the operand is converted to first; ``finish`` maps the reduction's
     results to the values that are stored (default: the results themselves).
     ``result_dtype`` is the reduction's own result dtype (default: ``compute``).
-    Reductions over nothing or over single elements need no loop and come back lazy.
+    Reductions over nothing or over single elements need no loop and come back lazy, and with
+    ``unroll`` those of a few cheap elements (not where every element of the row reads the result).
     """
     rank = len(tensor.sizes)
     over = sorted({d % rank for d in dims}) if rank else []
@@ -57,7 +74,8 @@ def reduce(
     )
     result = compute_dtype(result_dtype or compute)
     reduced = [tensor.sizes[d] for d in over]
-    short = _without_loop(kind, reduced, compute, result)
+    cost = cost_of(tensor) if unroll else None
+    short = _without_loop(kind, reduced, compute, result, cost)
 
     def coordinates(outer: Sequence[Index], inner: Sequence[Index]) -> list[Index]:
         index = [ZERO] * rank
@@ -89,29 +107,49 @@ def reduce(
     return tuple(outs)
 
 
-#: Records the results of a reduction without a loop from the single element's loader.
-_Short = Callable[[Recorder, Callable[[], int]], list[int]]
+#: Records the results of a reduction without a loop from a loader of each element, by position.
+_Short = Callable[[Recorder, Sequence[Callable[[], int]]], list[int]]
 
 
-def _without_loop(kind: str, sizes: Sequence[Size], compute: str, result: str) -> _Short | None:
-    """How to reduce over nothing or one element, or None for a real loop."""
+def _without_loop(
+    kind: str, sizes: Sequence[Size], compute: str, result: str, cost: tuple[int, int] | None
+) -> _Short | None:
+    """How to reduce over nothing, one element or a few; None for a real loop."""
     if any(isinstance(s, int) and s == 0 for s in sizes) and kind in _EMPTY:
-        return lambda recorder, element: [recorder.const(x, result) for x in _EMPTY[kind]]
-    if not all(isinstance(s, int) and s == 1 for s in sizes):
+        return lambda recorder, elements: [recorder.const(x, result) for x in _EMPTY[kind]]
+    count = product(sizes)
+    if not isinstance(count, int) or count == 0:
         return None
+    if count > 1:
+        cheap = cost is not None and cost[0] <= UNROLLED_COST and cost[1] <= UNROLLED_READS
+        return _unrolled(kind, compute, result) if count <= UNROLLED and cheap else None
 
-    def single(recorder: Recorder, element: Callable[[], int]) -> list[int]:
+    def single(recorder: Recorder, elements: Sequence[Callable[[], int]]) -> list[int]:
+        value = recorder.cast(elements[0](), compute)
         match kind:
             case "argmax" | "argmin":
                 return [recorder.const(0, result)]
             case "welford":
-                value = recorder.cast(element(), compute)
                 off = recorder.op("sub", value, value)  # NaN for an infinite element, as in eager
                 return [value, recorder.op("mul", off, off)]
             case _:
-                return [recorder.cast(recorder.cast(element(), compute), result)]
+                return [recorder.cast(value, result)]
 
     return single
+
+
+def _unrolled(kind: str, compute: str, result: str) -> _Short | None:
+    """A few elements combined one after the other."""
+    if kind not in _COMBINE:
+        return None
+
+    def chain(recorder: Recorder, elements: Sequence[Callable[[], int]]) -> list[int]:
+        total = recorder.cast(elements[0](), compute)
+        for element in elements[1:]:
+            total = recorder.op(_COMBINE[kind], total, recorder.cast(element(), compute))
+        return [recorder.cast(total, result)]
+
+    return chain
 
 
 def _lazies(
@@ -125,19 +163,24 @@ def _lazies(
     finish: Finish | None,
 ) -> tuple[Tensor, ...]:
     """The results of a reduction without a loop."""
-    count = len(tensor.sizes) - len(kept)
+    over = [int(tensor.sizes[d]) for d in range(len(tensor.sizes)) if d not in kept]
+    positions = list(itertools.product(*map(range, over)))
 
     def output(number: int, dtype: str) -> Lazy:
         def fn(recorder: Recorder, index: Sequence[Index]) -> int:
             outer = [index[d] for d in kept] if keepdim else list(index)
-            at = coordinates(outer, [ZERO] * count)
-            results = short(recorder, lambda: tensor.load(recorder, at))
+            elements = [
+                partial(tensor.load, recorder, coordinates(outer, [const(i) for i in position]))
+                for position in positions
+            ]
+            results = short(recorder, elements)
             if finish is not None:
                 results = finish(recorder, results)
             return recorder.cast(results[number], dtype)
 
         cost, reads = cost_of(tensor)
-        return Lazy(sizes, dtype, fn, cost + 3, reads)
+        count = max(len(positions), 1)
+        return Lazy(sizes, dtype, fn, (cost + 1) * count + 2, reads * count)
 
     return tuple(output(n, d) for n, d in enumerate(dtypes))
 

@@ -38,7 +38,7 @@ def sum_(
     kind = ctx.node.target.overloadpacket.__name__  # type: ignore[union-attr]
     out = ctx.out_dtype()
     (result,) = ctx.reduce(
-        kind, a, all_dims(a, dim), compute=out, out_dtypes=[out], keepdim=keepdim
+        kind, a, all_dims(a, dim), compute=out, out_dtypes=[out], keepdim=keepdim, unroll=True
     )
     return result
 
@@ -58,7 +58,7 @@ def mean(
         return [r.op("div", values[0], r.const(float(count), out))]
 
     (result,) = ctx.reduce(
-        "sum", a, dims, compute=out, out_dtypes=[out], keepdim=keepdim, finish=finish
+        "sum", a, dims, compute=out, out_dtypes=[out], keepdim=keepdim, finish=finish, unroll=True
     )
     return result
 

@@ -15,12 +15,16 @@ from torch.fx import Graph, GraphModule
 from ..seam.target import Target
 from .attention import choose_attention_everywhere
 from .literals import replace_literals
+from .masks import state_causality
 
 aten = torch.ops.aten
 
 
 def make_choices(module: GraphModule, target: Target) -> None:
     """Rewrite the device-dependent calls of ``module`` and of its sub-graphs, in place."""
+    for part in module.modules():
+        if isinstance(part, GraphModule) and state_causality(part.graph):
+            part.recompile()
     choose_attention_everywhere(module, flash=target.device_model.flash_attention)
     for part in module.modules():
         if isinstance(part, GraphModule):
