@@ -24,6 +24,10 @@ from .sym import Size, contiguous_strides, is_static
 
 #: Programs that keep a large GPU busy: two for each of 132 multiprocessors.
 FILL = 264
+#: How many times the device is filled by the pieces.
+WAVES = 2
+#: Up to so many pieces across rows are one tile each: without a loop more loads are in flight.
+MOST_TILES = 128
 #: Below so many elements a second launch costs more than one slow program.
 WORTH_IT = 1 << 17
 #: The columns that one program of a reduction across rows takes.
@@ -50,7 +54,10 @@ def pieces_wanted(numel: Size, rnumel: Size, inner: bool, fill: int) -> int:
         return 1
     shortest = SHORTEST_INNER if inner else SHORTEST_OUTER
     most = min(MOST_PIECES, rnumel // shortest)
-    wanted = min(most, -(-2 * fill // max(programs, 1)))
+    wanted = -(-WAVES * fill // max(programs, 1))
+    if not inner:
+        wanted = max(wanted, min(MOST_TILES, rnumel // SHORTEST_OUTER))
+    wanted = min(most, wanted)
     return _divisor_near(rnumel, wanted) if wanted >= FEWEST_PIECES else 1
 
 

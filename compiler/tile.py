@@ -22,6 +22,9 @@ MAX_GRID_YZ = 65535
 PERSISTENT_INNER = 4096
 #: The same where the reduced loop is not the contiguous one: a tile needs width in x as well.
 PERSISTENT_OUTER = 64
+#: A loop across rows takes tiles of so many columns and elements, with so many warps.
+OUTER_COLUMNS, OUTER_TILE, OUTER_WARPS = 64, 2048, 8
+OUTER_WHOLE = 2048
 #: What a symbolic size counts as where traffic is compared.
 _UNKNOWN_SIZE = 1024
 
@@ -171,17 +174,17 @@ def _tile_reduction(body: Body, model: DeviceModel) -> Tiling:
             target = 1024 if rows >= 8 * model.multiprocessors else 256
             x_block = max(1, min(_pow2_at_most(max(1, target // whole)), next_power_of_two(rows)))
         else:
-            x_block = min(max(1, 2048 // whole), 128, next_power_of_two(rows))
+            x_block = min(max(1, OUTER_WHOLE // whole), 128, next_power_of_two(rows))
         warps = max(1, min(16, x_block * whole // (8 * model.warp_size)))
         return Tiling((Axis("x", loops, x_block), Axis("r", rloops, whole)), True, warps)
     if inner:
         r_block = min(2048, whole)
         return Tiling((Axis("x", loops, 1), Axis("r", rloops, r_block)), False, 8)
-    x_block = min(64, next_power_of_two(rows))
+    x_block = min(OUTER_COLUMNS, next_power_of_two(rows))
     while x_block > 8 and rows // x_block < model.multiprocessors:
         x_block //= 2
-    r_block = min(whole, max(4, 2048 // x_block))
-    return Tiling((Axis("x", loops, x_block), Axis("r", rloops, r_block)), False, 8)
+    r_block = min(whole, max(4, OUTER_TILE // x_block))
+    return Tiling((Axis("x", loops, x_block), Axis("r", rloops, r_block)), False, OUTER_WARPS)
 
 
 def reduces_inner(bodies: Iterable[Body]) -> bool:

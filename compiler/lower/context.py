@@ -314,6 +314,11 @@ class Lowering:
         """Give a lazy result memory where recomputing it would cost more."""
         if not isinstance(result, Lazy):
             return result
+        from .matmul import padded_rows
+
+        padded = padded_rows(node)
+        if padded is not None:
+            return self.realize(result, padded)
         cost, reads = cost_of(result)
         shared = len(node.users) > 1 and (reads > CHEAP_READS or cost > CHEAP_COST)
         if shared or reads > MAX_READS or cost > MAX_COST:

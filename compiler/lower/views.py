@@ -7,6 +7,7 @@ views over computed values cost nothing but index arithmetic.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -113,14 +114,43 @@ def reshaped(source: Tensor, sizes: tuple[Size, ...]) -> Lazy:
 def view(ctx: Lowering, a: Tensor, *_shape: Any) -> Any:
     """Another shape with the same row-major order; the shape comes from the metadata."""
     alias = aliased(ctx, a)
-    return reshaped(a, ctx.out_sizes()) if alias is None else alias
+    if alias is not None:
+        return alias
+    sizes = ctx.out_sizes()
+    strides = reshaped_strides(a, sizes) if isinstance(a, View) else None
+    if strides is not None:
+        assert isinstance(a, View)
+        return View(a.buffer, sizes, strides, a.offset, a.dtype)
+    return reshaped(a, sizes)
+
+
+def reshaped_strides(view: View, sizes: tuple[Size, ...]) -> tuple[Size, ...] | None:
+    """The strides of memory under another shape, None where that takes a copy.
+
+    Memory in a layout of our own, such as padded rows, is not what the trace promised; a library
+    call that relies on the promise gets a copy.
+    """
+    if not is_static(*view.sizes, *view.strides, *sizes) or 0 in view.sizes:
+        return None
+    strides: list[Size] = [1] * len(sizes)
+    for ours, theirs in _equal_volumes(view.sizes, sizes):
+        for outer, inner in itertools.pairwise(ours):
+            if view.strides[outer] != view.strides[inner] * view.sizes[inner]:
+                return None
+        steps = contiguous_strides(tuple(sizes[d] for d in theirs))
+        for d, step in zip(theirs, steps, strict=True):
+            strides[d] = step * view.strides[ours[-1]]
+    return tuple(strides)
 
 
 # -- permutations and broadcasts ------------------------------------------------------------------
 
 
-def permuted(source: Tensor, dims: Sequence[int]) -> Lazy:
+def permuted(source: Tensor, dims: Sequence[int]) -> Tensor:
     """Dimension ``d`` of the result is dimension ``dims[d]`` of the source."""
+    if isinstance(source, View):
+        sizes, strides = (tuple(t[d] for d in dims) for t in (source.sizes, source.strides))
+        return View(source.buffer, sizes, strides, source.offset, source.dtype)
 
     def mapping(index: Sequence[Index]) -> list[Index]:
         out = [ZERO] * len(dims)

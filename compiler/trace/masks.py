@@ -35,7 +35,9 @@ _KNOWN = frozenset(
         *("add", "sub", "mul", "neg", "floordiv", "mod", "floor_divide", "remainder", "abs"),
         *("le", "lt", "ge", "gt", "eq", "ne", "where", "masked_fill", "maximum", "minimum"),
         *("and_", "or_", "xor", "invert", "logical_and", "logical_or", "logical_not"),
-        *("__and__", "__or__", "bitwise_and", "bitwise_or", "bitwise_not"),
+        *("__and__", "__or__", "__xor__", "__invert__", "__eq__", "__ne__", "__le__", "__lt__"),
+        *("__ge__", "__gt__", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__"),
+        *("__getitem__", "__neg__", "bitwise_and", "bitwise_or", "bitwise_not"),
         *("getitem", "expand", "expand_as", "view", "reshape", "unsqueeze", "squeeze", "repeat"),
         *("transpose", "permute", "contiguous", "clone", "detach", "flatten", "cat", "stack"),
         *("cumsum", "diff", "index_select", "to", "type", "bool", "int", "long", "float"),
@@ -179,8 +181,8 @@ def _writes(node: Node) -> bool:
     if node.target in (operator.and_, operator.or_, operator.not_, operator.is_):
         return False
     in_place = name.endswith("_") and not name.endswith("__")
-    special = name in ("setitem", *_AUGMENTED) or name.startswith(("__i", "__set"))
-    return in_place or special or "out" in node.kwargs
+    augmented = name.strip("_") in _AUGMENTED
+    return in_place or augmented or "setitem" in name or "out" in node.kwargs
 
 
 def _computed(order: list[Node]) -> torch.Tensor:
