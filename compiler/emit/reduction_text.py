@@ -114,7 +114,7 @@ class ReductionText:
             index = "tl.int64" if self._printer.wide else "tl.int32"
             self._printer.emit(f"acc{i}_at = tl.full({tile}, {self._nowhere}, {index})")
         else:
-            for part in range(3):
+            for part in range(2):
                 self._printer.emit(f"acc{i}_{part} = tl.full({tile}, 0.0, {tl_dtype(dtype)})")
 
     def step(self, i: int) -> None:
@@ -141,8 +141,10 @@ class ReductionText:
                 f"acc{i}, acc{i}_at = kf.{kind}_step(acc{i}, acc{i}_at, {value}, {where}, {mask})"
             )
         else:
-            accs = ", ".join(f"acc{i}_{part}" for part in range(3))
-            self._printer.emit(f"{accs} = kf.welford_step({accs}, {value}, {mask})")
+            # the lanes of a loop count alike, so the step's number is the weight of all of them
+            state = f"acc{i}_0, acc{i}_1, roffset // RBLOCK + 1, {value}"
+            call = f"masked_step({state}, {mask})" if self._r_masked() else f"step({state})"
+            self._printer.emit(f"acc{i}_0, acc{i}_1 = kf.welford_{call}")
 
     def finish(self, i: int) -> None:
         """Print the result after the loop."""
@@ -154,8 +156,13 @@ class ReductionText:
             finish = f"kf.{kind}(acc{i}, acc{i}_at, 1)"
             self._printer.define(i, _collapse(finish) + ".to(tl.int64)")
         else:
-            accs = ", ".join(f"acc{i}_{part}" for part in range(3))
+            stmt = self._printer.body.stmts[i]
+            _, axes = self._operand(i)
+            dtype = tl_dtype(self._printer.body.stmts[stmt.args[0]].dtype)
+            lane = "tl.arange(0, RBLOCK)[None, :]"
+            seen = f"((rnumel - {lane} + (RBLOCK - 1)) // RBLOCK).to({dtype})"
+            self._printer.emit(f"seen{i} = tl.broadcast_to({seen}, {self._printer.tile(axes)})")
             names = ", ".join(f"fin{i}_{part}" for part in range(3))
-            self._printer.emit(f"{names} = kf.welford({accs}, 1)")
+            self._printer.emit(f"{names} = kf.welford(acc{i}_0, acc{i}_1, seen{i}, 1)")
             for part in range(2):
                 self._printer.emit(f"tmp{i}_{part} = {_collapse(f'fin{i}_{part}')}")

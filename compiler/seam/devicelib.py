@@ -267,13 +267,15 @@ def welford(mean, square, count, axis):
 
 
 @triton.jit
-def welford_step(mean, square, count, value, mask):
-    n = count + 1.0
+def welford_step(mean, square, step, value):
+    # every lane has seen ``step`` values, this one included
+    share = 1.0 / tl.full([1, 1], step, value.dtype)
     delta = value - mean
-    new_mean = mean + delta / n
-    new_square = square + delta * (value - new_mean)
-    return (
-        tl.where(mask, new_mean, mean),
-        tl.where(mask, new_square, square),
-        tl.where(mask, n, count),
-    )
+    new_mean = mean + delta * share
+    return new_mean, square + delta * (value - new_mean)
+
+
+@triton.jit
+def welford_masked_step(mean, square, step, value, mask):
+    new_mean, new_square = welford_step(mean, square, step, value)
+    return tl.where(mask, new_mean, mean), tl.where(mask, new_square, square)
