@@ -26,8 +26,9 @@ def fallback(ctx: Lowering, node: fx.Node, args: Any, kwargs: Any) -> Any:
         raise GraphError(f"node {node.name} calls {op}, which is not an ATen operator")
     if op._schema.is_mutable:
         raise GraphError(f"node {node.name} calls {op}, which mutates its arguments")
-    if node.meta.get("val") is None:
+    if node.meta.get("val") is None and op._schema.returns:
         raise GraphError(f"node {node.name} ({op}) carries no metadata")
+    meta = node.meta.get("val")  # None: an assertion, called for its effect
     conjugate = computed(ctx, node, args[0]) if args else None
     if conjugate is not None:
         return conjugate
@@ -36,11 +37,11 @@ def fallback(ctx: Lowering, node: fx.Node, args: Any, kwargs: Any) -> Any:
         return view
     converted = tuple(_argument(ctx, node, a, n) for a, n in zip(args, node.args, strict=True))
     named = {k: _argument(ctx, node, kwargs[k], n) for k, n in node.kwargs.items()}
-    if any(is_marked(v) for v in tree_leaves(node.meta["val"])) and not any(
+    if any(is_marked(v) for v in tree_leaves(meta)) and not any(
         is_marked(source.meta.get("val")) for source in node.all_input_nodes
     ):
         raise GraphError(f"node {node.name} ({op}) returns a lazily conjugated or negated view")
-    return ctx.extern(str(op), converted, named, node.meta["val"])
+    return ctx.extern(str(op), converted, named, meta)
 
 
 def as_view(ctx: Lowering, node: fx.Node, args: Any) -> View | tuple[View, ...] | None:

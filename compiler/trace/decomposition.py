@@ -23,6 +23,8 @@ _WHOLE: tuple[Any, ...] = (
     aten.index_add,
     aten.index_copy,
     aten.embedding_dense_backward,  # one sum at positions; its library call is deterministic
+    # its parts give the weights where the backward wants their logarithmic sums
+    aten._scaled_dot_product_flash_attention_for_cpu,
     aten.native_dropout,  # its parts compare in the operand's own dtype: 8 bits for bfloat16
 )
 

@@ -153,3 +153,13 @@ def test_gradients_of_reads_and_writes(compiled, name):
     """Whatever is read at positions gets its gradient back there, summed where read twice."""
     w, i = torch.randn(5, 4, dtype=torch.float64), torch.randint(0, 5, (2, 6))
     agree(lambda w, i: READS[name](w, i), compiled, w, rest=(i,))
+
+
+def test_an_assertion_of_eager_is_kept(backend, compiled):
+    """one_hot asserts that classes are not negative; the graph compiles and still asserts."""
+    run = compiled(lambda x, i: (x * F.one_hot(i, 4).to(x.dtype)).sum(0))
+    x, good = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 3, 2])
+    torch.testing.assert_close(run(x, good), (x * F.one_hot(good, 4)).sum(0))
+    assert "aten._assert_async.msg" in backend.REPORT.operators["fallback"]
+    with pytest.raises(RuntimeError, match="non-negative"):
+        run(x, torch.tensor([0, -1, 2]))
