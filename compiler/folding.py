@@ -6,10 +6,12 @@ the ranges of the loop variables most of that is known while the loops are writt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .index import Index, Indirect, bounds
+from .reach import is_plain, reach
 
 if TYPE_CHECKING:
     from .body import Recorder, Stmt
@@ -91,8 +93,11 @@ def _arithmetic(recorder: Recorder, name: str, args: tuple[int, ...]) -> int | N
     dtype = recorder.dtype(args[0])
     span = bounds(result)
     low, high = _LIMITS[dtype]
-    if span is None or span[0] < low or span[1] > high:
-        return None  # would wrap, or depends on a symbol
+    if span is None:
+        # sizes, and positions below them, are far from the ends of 64 bits
+        return recorder.index(result, dtype) if dtype == "int64" and is_plain(result) else None
+    if span[0] < low or span[1] > high:
+        return None  # would wrap
     return recorder.index(result, dtype)
 
 
@@ -100,10 +105,9 @@ def _comparison(recorder: Recorder, name: str, args: tuple[int, ...]) -> int | N
     left, right = (as_index(recorder.stmts, a) for a in args)
     if left is None or right is None:
         return None
-    span = bounds(left - right)
-    if span is None:
-        return None
-    low, high = span
+    least, most = reach(left - right)
+    low = -math.inf if least is None else least
+    high = math.inf if most is None else most
     verdict: bool | None = None
     match name:
         case "lt":

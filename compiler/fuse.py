@@ -17,7 +17,7 @@ from .ir import Buffer, Compute, Extern, LoweredGraph, View
 from .loops import Alignment, Substitution, align, align_whole, memory_order, simplify, substitute
 from .ops import ITEMSIZE
 from .split import FILL, pieces_wanted, split
-from .sym import Size
+from .sym import Size, hint
 from .tile import reduces_inner
 
 #: A kernel with more pointers than this gains nothing and takes registers.
@@ -58,7 +58,7 @@ class Group:
 def _bytes(buffer: Buffer) -> int:
     total = ITEMSIZE.get(buffer.dtype, 4)
     for size in buffer.sizes:
-        total *= size if isinstance(size, int) else 1024
+        total *= hint(size)
     return total
 
 
@@ -200,7 +200,7 @@ class Fuser:
         if pieces_wanted(alignment.numel, alignment.rnumel, reduces_inner(bodies), self.fill) > 1:
             return _needs_results(a, b, alignment) or _needs_results(b, a, alignment)
         whole = a.shape.numel != b.shape.numel
-        return whole and alignment.rnumel > LONG_ROW and alignment.numel < FEW_ROWS
+        return whole and hint(alignment.rnumel) > LONG_ROW and hint(alignment.numel) < FEW_ROWS
 
     def _in_registers(self, a: Group, b: Group, alignment: Alignment) -> bool:
         """Whether each value that crosses is read where it was written."""

@@ -19,6 +19,7 @@ import functools
 import hashlib
 import operator
 from collections.abc import Mapping, Sequence
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .host import HOST_SCHEMA
+from .errors import GraphError
+from .host import HOST_SCHEMA, Size, SizeExpr
+from .host_sizes import to_host
 from .seam.target import Target
 from .seam.toolchain import Toolchain
 from .service import KeyParts
+from .sym import as_size, known_multiple, naming
+from .symbols import Symbols
 from .trace.dynamo import GraphInfo
 from .trace.errors import Unkeyable as Unkeyable
 
@@ -53,6 +58,7 @@ def graph_key_parts(
     toolchain: Toolchain,
     info: GraphInfo | None = None,
     sources_digest: str | None = None,
+    symbols: Symbols | None = None,
 ) -> KeyParts:
     """Return the named parts of the key of one graph after AOTAutograd.
 
@@ -61,6 +67,21 @@ def graph_key_parts(
     which names the node in the way; then the graph is compiled and not cached. Takes about 15 ms
     for 700 nodes.
     """
+    symbols = Symbols(gm) if symbols is None else symbols
+    with naming(symbols.rename):
+        return _parts(gm, example_inputs, knobs, target, toolchain, info, sources_digest, symbols)
+
+
+def _parts(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    knobs: KeyParts,
+    target: Target,
+    toolchain: Toolchain,
+    info: GraphInfo | None,
+    sources_digest: str | None,
+    symbols: Symbols,
+) -> KeyParts:
     writer = _Writer()
     nodes = writer.graph(gm)
     texts = (
@@ -68,6 +89,7 @@ def graph_key_parts(
         ("graph.nodes", nodes),
         ("graph.constants", "\n".join(writer.constants)),
         ("graph.subgraphs", "\n\n".join(writer.subgraphs)),
+        ("graph.symbols", symbols.ranges()),
         ("graph.kind", info.kind if info else ""),
         ("graph.static_inputs", repr(info.static_inputs) if info else ""),
         ("target.arch", target.arch_key),
@@ -109,16 +131,10 @@ def _input(position: int, value: Any) -> str:
     """Describe one example input; misaligned ones are another program than aligned ones."""
     where = ("input", f"number {position}")
     if isinstance(value, Tensor):
-        offset = value.storage_offset()
-        if type(offset) is not int:
-            raise _symbolic(*where)
-        aligned = offset * value.dtype.itemsize % _ALIGNMENT == 0
+        offset = as_size(value.storage_offset())
+        aligned = known_multiple(offset, _ALIGNMENT // gcd(_ALIGNMENT, value.dtype.itemsize))
         return f"{_tensor(value, *where)} {'aligned' if aligned else 'misaligned'}"
     return _argument(value, {}, *where)
-
-
-def _symbolic(op: str, node: str) -> Unkeyable:
-    return Unkeyable("it has symbolic sizes, which have no key yet", op=op, node=node)
 
 
 class _Writer:
@@ -188,8 +204,8 @@ def _operator(node: Node) -> str:
             "its code is not part of the graph", op=f"higher_order.{target.name()}", node=node.name
         )
     name = getattr(target, "__name__", type(target).__name__)
-    if getattr(target, "__module__", "") in ("_operator", "math"):
-        raise _symbolic(name, node.name)
+    if isinstance(node.meta.get("val"), torch.SymInt):
+        return f"size {name}"  # its value is an expression over sizes, which the line ends with
     raise Unkeyable("it calls an opaque function", op=name, node=node.name)
 
 
@@ -236,8 +252,12 @@ def _rare_argument(value: Any, numbers: Mapping[Node, str], op: str, node: str) 
             return f"S{_argument(bounds, numbers, op, node)}"
         case OpOverload():
             return f"o{_overload(value)}"
-        case torch.SymInt() | torch.SymFloat() | torch.SymBool():
-            raise _symbolic(op, node)
+        case torch.SymInt():
+            return _size(value, op, node)
+        case torch.SymFloat() | torch.SymBool():
+            raise Unkeyable(
+                f"it computes with the {type(value).__name__} {value}", op=op, node=node
+            )
     raise Unkeyable(f"an argument is a {type(value).__name__}", op=op, node=node)
 
 
@@ -253,14 +273,37 @@ def _value(value: Any, op: str, node: str) -> str:
 def _tensor(value: Tensor, op: str, node: str) -> str:
     if value.layout is not torch.strided:
         raise Unkeyable(f"a tensor has the layout {value.layout}", op=op, node=node)
-    sizes, strides, offset = value.size(), value.stride(), value.storage_offset()
-    for number in (*sizes, *strides, offset):
-        if type(number) is not int:
-            raise _symbolic(op, node)
+    sizes: Any = value.size()
+    strides: Any = value.stride()
+    offset: Any = value.storage_offset()
+    if not all(type(number) is int for number in (*sizes, *strides, offset)):
+        sizes = "(" + ", ".join(_size(s, op, node) for s in sizes) + ")"
+        strides = "(" + ", ".join(_size(s, op, node) for s in strides) + ")"
+        offset = _size(offset, op, node)
+    else:
+        sizes = tuple(sizes)
     flags = ""
     if value.dtype.is_complex or value.is_neg():
         flags = f" conj={value.is_conj():d} neg={value.is_neg():d}"
-    return f"{value.dtype} {tuple(sizes)} {strides} {offset} {value.device.type}{flags}"
+    return f"{value.dtype} {sizes} {strides} {offset} {value.device.type}{flags}"
+
+
+def _size(value: Any, op: str, node: str) -> str:
+    """Describe a size by its expression over the graph's symbols, as a tree in brackets."""
+    try:
+        return _tree(to_host(as_size(value)))
+    except GraphError as error:
+        raise Unkeyable(str(error), op=op, node=node) from None
+
+
+def _tree(size: Size | str) -> str:
+    match size:
+        case SizeExpr("sym", (str(name),)):
+            return name
+        case SizeExpr(op, args):
+            return f"({op} {' '.join(_tree(a) for a in args)})"
+        case _:
+            return str(size)
 
 
 def _constant(value: Tensor, node: Node) -> str:

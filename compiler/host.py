@@ -2,7 +2,7 @@
 
 Grammar::
 
-    program := HostProgram(inputs, constants, kernels, lines, outputs)
+    program := HostProgram(inputs, constants, kernels, lines, outputs, symbols, guards)
     line    := Allocate | FreeIfNotReused | Reuse | Reinterpret | KernelCall | ExternCall
              | MultiOutput | Free | SymbolDef | Assert | Comment
     arg     := Ref(name) | SizeExpr | DType(name) | DeviceRef | MemoryFormat(name)
@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 #: Format of the encoded program; part of every graph key.
-HOST_SCHEMA = 1
+HOST_SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +246,20 @@ Line = (
 
 
 @dataclass(frozen=True, slots=True)
+class Guard:
+    """The program and its kernels are right only where ``size`` is at most ``limit``."""
+
+    size: Size
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class HostProgram:
-    """A whole graph as the host sees it; ``outputs`` are arguments of names and constants."""
+    """A whole graph as the host sees it; ``outputs`` are arguments of names and constants.
+
+    ``symbols`` are the names that sizes may mention, ``guards`` what code generation assumed about
+    them: false guards raise SizesOutOfRange before anything of a call's arguments is touched.
+    """
 
     inputs: tuple[Input, ...]
     constants: tuple[Constant, ...] = ()
@@ -255,3 +267,4 @@ class HostProgram:
     lines: tuple[Line, ...] = ()
     outputs: tuple[Arg, ...] = ()
     symbols: tuple[str, ...] = field(default=())
+    guards: tuple[Guard, ...] = ()

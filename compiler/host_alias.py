@@ -28,6 +28,8 @@ def refs(value: object) -> Iterator[str]:
             yield from refs(strides)
         case host.GridSpec(x, y, z):
             yield from refs((x, y, z))
+        case host.Guard(size, _):
+            yield from refs(size)
         case _:
             pass
 
@@ -77,6 +79,16 @@ def defines(line: host.Line) -> str | None:
             return name
         case _:
             return None
+
+
+def leading_symbols(program: host.HostProgram) -> list[host.SymbolDef]:
+    """The lines at the head of a program that bind symbols to dimensions of its inputs."""
+    found: list[host.SymbolDef] = []
+    for line in program.lines:
+        if not isinstance(line, host.SymbolDef):
+            break
+        found.append(line)
+    return found
 
 
 def roots(program: host.HostProgram) -> dict[str, frozenset[str]]:

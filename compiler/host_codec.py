@@ -315,4 +315,5 @@ _PROGRAM = _node(
     lines=_seq(_line.codec, tables.MAX_LINES),
     outputs=_ARGS,
     symbols=_seq(_NAME, tables.MAX_NAMES),
+    guards=_seq(_node(host.Guard, size=_SIZE, limit=_INT), tables.MAX_NAMES),
 )

@@ -4,7 +4,8 @@ HostError (a CompilerError)
 ├── HostProgramError   a host program is not well-formed; names the field's path and the reason
 └── RunError           a program could not be loaded or run on this machine
     ├── LaunchError    the GPU or its driver refused a kernel; names the kernel and the next step
-    └── LayoutError    a tensor does not have the sizes and strides that the program was built for
+    ├── LayoutError    a tensor does not have the sizes and strides that the program was built for
+    └── SizesOutOfRange  a guard of the program is false for the sizes of this call
 """
 
 from __future__ import annotations
@@ -40,6 +41,15 @@ class LaunchError(RunError):
         self.kernel = kernel
         self.reason = reason
         self.advice = advice
+
+
+class SizesOutOfRange(RunError):
+    """The sizes of a call break a guard; its arguments were not touched and nothing ran."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(
+            f"a size of {size} is more than the {limit} that this program was compiled for"
+        )
 
 
 class LayoutError(RunError):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from . import host
 from .host_alias import defines, refs, roots, uses
 from .host_tables import DTYPES
-from .host_verify import storage_bytes
+from .host_verify import storage_bytes, storage_extent
 
 #: What a size symbol is taken for when memory is estimated; no decision on values depends on it.
 _SYMBOL_GUESS = 1024
@@ -156,7 +156,7 @@ def _specs(program: host.HostProgram) -> dict[str, host.TensorSpec]:
 def _pool_key(spec: host.TensorSpec) -> tuple[object, ...]:
     size: object = storage_bytes(spec)
     if size is None:
-        size = (spec.sizes, spec.strides)
+        size = storage_extent(spec)
     return (spec.device, spec.dtype, size, spec.aligned)
 
 

@@ -106,8 +106,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 PRINTER_NAMES = frozenset(
     words(
         "_index _stream _device _result _empty _empty_cpu _view _view_as _realign _check_layout "
-        "_current_device _on_device _raw_stream _device_of _kernels _constants _max _min _inf _nan "
-        "call args self"
+        "_out_of_range _current_device _on_device _raw_stream _device_of _kernels _constants _max "
+        "_min _inf _nan call args self"
     )
 )
 _RESERVED = re.compile(r"_(k\d+|op\d+|dt_\w+|mf_\w+|given_\w+)\Z", re.ASCII)

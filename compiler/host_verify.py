@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from . import host, host_ops
+from . import host, host_alias, host_ops
 from . import host_tables as tables
 from .host_errors import HostProgramError
+from .host_sizes import polynomial
 
 _TENSOR, _SYMBOL, _OTHER = "tensor", "symbol", "value"
 
@@ -23,12 +24,14 @@ class _Scope:
     """What is known after each line.
 
     ``kinds`` holds every live name, ``dead`` every name that was freed or given away, ``bytes``
-    the storage size behind a tensor name where it is a known number of bytes.
+    the storage size behind a tensor name where it is a known number of bytes, ``specs`` how a
+    tensor was allocated where it is not.
     """
 
     kinds: dict[str, str] = field(default_factory=dict)
     dead: dict[str, str] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
+    specs: dict[str, host.TensorSpec] = field(default_factory=dict)
 
     def define(self, name: str, kind: str, path: str) -> None:
         problem = tables.name_problem(name)
@@ -77,6 +80,18 @@ def verify(program: host.HostProgram) -> None:
     for i, name in enumerate(program.symbols):
         if scope.kinds.get(name) != _SYMBOL:
             raise HostProgramError(f"symbols[{i}]", f"{name!r} is not a size symbol of the program")
+    _check_guards(program)
+
+
+def _check_guards(program: host.HostProgram) -> None:
+    """Guards are evaluated first of all, when only the leading lines have bound symbols."""
+    scope = _Scope()
+    for entry in program.inputs:
+        scope.kinds[entry.name] = _SYMBOL if entry.spec is None else _TENSOR
+    for line in host_alias.leading_symbols(program):
+        scope.kinds[line.name] = _SYMBOL
+    for i, guard in enumerate(program.guards):
+        _check_size(guard.size, scope, f"guards[{i}].size")
 
 
 def _check_constants(program: host.HostProgram, scope: _Scope) -> None:
@@ -156,10 +171,22 @@ def _check_reuse(line: host.Reuse, scope: _Scope, path: str) -> None:
         raise HostProgramError(
             f"{path}.spec", f"{needed} bytes do not fit the {known} bytes of {line.old}"
         )
+    if known is None or needed is None:
+        _check_symbolic_reuse(line, scope, path)
     scope.retire(line.old, f"{path}.old", "its storage was given away")
     scope.define(line.new, _TENSOR, f"{path}.new")
     if known is not None:
         scope.bytes[line.new] = known
+
+
+def _check_symbolic_reuse(line: host.Reuse, scope: _Scope, path: str) -> None:
+    """Sizes that are not known must be the same sizes."""
+    old = scope.specs.get(line.old)
+    if old is None or storage_extent(old) != storage_extent(line.spec):
+        raise HostProgramError(
+            f"{path}.spec", f"nothing says that it fits the storage of {line.old}"
+        )
+    scope.specs[line.new] = line.spec
 
 
 def _check_view(line: host.Reinterpret, scope: _Scope, path: str) -> None:
@@ -335,6 +362,21 @@ def storage_bytes(spec: host.TensorSpec) -> int | None:
     return 0 if empty else span * tables.DTYPES[spec.dtype]
 
 
+def storage_extent(spec: host.TensorSpec) -> object:
+    """What tells how much storage a symbolic spec takes: equal only for equally many bytes.
+
+    For a dense layout that is a polynomial; others are only equal to themselves.
+    """
+    item = tables.DTYPES[spec.dtype]
+    total = polynomial(host.SizeExpr("mul", (item, *spec.sizes)))
+    reach = [
+        host.SizeExpr("mul", (host.SizeExpr("add", (size, -1)), stride))
+        for size, stride in zip(spec.sizes, spec.strides, strict=True)
+    ]
+    span = polynomial(host.SizeExpr("mul", (item, host.SizeExpr("add", (1, *reach)))))
+    return frozenset(total.items()) if total == span else (spec.sizes, spec.strides, item)
+
+
 def _is_contiguous(spec: host.TensorSpec) -> bool:
     expected = 1
     for size, stride in zip(reversed(spec.sizes), reversed(spec.strides), strict=True):
@@ -348,3 +390,5 @@ def _note_bytes(scope: _Scope, name: str, spec: host.TensorSpec) -> None:
     known = storage_bytes(spec)
     if known is not None:
         scope.bytes[name] = known
+    else:
+        scope.specs[name] = spec

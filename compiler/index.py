@@ -18,7 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from math import gcd
 
-from .sym import Size, exact_div, is_static, known_multiple
+from .sym import (
+    Size,
+    exact_div,
+    is_static,
+    known_at_least,
+    known_multiple,
+    plus,
+    times,
+)
 
 Bounds = tuple[int, int]
 
@@ -128,15 +136,16 @@ class Index:
 
     def __add__(self, other: Index | Size) -> Index:
         if not isinstance(other, Index):
-            return Index(self.terms, self.const + other)
+            return Index(self.terms, plus(self.const, other))
+        const = plus(self.const, other.const)
         if not other.terms:
-            return Index(self.terms, self.const + other.const)
+            return Index(self.terms, const)
         if not self.terms:
-            return Index(other.terms, self.const + other.const)
-        return _collect((*self.terms, *other.terms), self.const + other.const)
+            return Index(other.terms, const)
+        return _collect((*self.terms, *other.terms), const)
 
     def __sub__(self, other: Index | Size) -> Index:
-        return self + (other.scale(-1) if isinstance(other, Index) else -other)
+        return self + (other.scale(-1) if isinstance(other, Index) else times(-1, other))
 
     def scale(self, factor: Size) -> Index:
         """This index times a size."""
@@ -145,7 +154,8 @@ class Index:
                 return self
             if factor == 0:
                 return ZERO
-        return Index(tuple((a, c * factor) for a, c in self.terms), self.const * factor)
+        terms = tuple((a, times(c, factor)) for a, c in self.terms)
+        return Index(terms, times(self.const, factor))
 
     def __repr__(self) -> str:
         parts = [repr(a) if c == 1 else f"{c}*{a!r}" for a, c in self.terms]
@@ -247,7 +257,7 @@ ZERO = Index(())
 def _collect(terms: Iterable[tuple[Atom, Size]], const: Size) -> Index:
     merged: dict[Atom, Size] = {}
     for atom, c in terms:
-        merged[atom] = merged[atom] + c if atom in merged else c
+        merged[atom] = plus(merged[atom], c) if atom in merged else c
     whole = _rejoined(merged)
     if whole is not None:
         return whole + const
@@ -265,9 +275,9 @@ def _rejoined(merged: dict[Atom, Size]) -> Index | None:
         if len(quotient.terms) != 1 or quotient.const != 0 or quotient.terms[0][1] != 1:
             continue
         whole = quotient.terms[0][0]
-        if whole in merged and merged[whole] == c * atom.by:
+        if whole in merged and merged[whole] == times(c, atom.by):
             rest = tuple((a, k) for a, k in merged.items() if a not in (atom, whole))
-            return _collect((*rest, *atom.base.scale(c).terms), atom.base.const * c)
+            return _collect((*rest, *atom.base.scale(c).terms), times(atom.base.const, c))
     return None
 
 
@@ -321,19 +331,36 @@ def bounds(index: Index) -> Bounds | None:
     return low, high
 
 
-def magnitude(index: Index) -> int:
-    """The largest absolute value of the index and of everything computed on the way to it.
-
-    Static sizes only. Terms count with their signs dropped, so partial sums in any order are below.
-    """
-    total = abs(int(index.const))
-    inner = 0
+def extremes(index: Index) -> tuple[Size, Size] | None:
+    """Bounds over all variable values, as sizes; None where a sign is not known."""
+    low = high = index.const
     for atom, c in index.terms:
-        if isinstance(atom, (Div, Mod)):
-            inner = max(inner, magnitude(atom.base))
-        low, high = _atom_bounds(atom) or (0, 0)
-        total += abs(int(c)) * max(abs(low), abs(high))
-    return max(total, inner)
+        ends = _atom_extremes(atom)
+        if ends is None:
+            return None
+        scaled = [times(c, end) for end in ends]
+        if not known_at_least(c, 0):
+            if not known_at_least(times(-1, c), 0):
+                return None
+            scaled.reverse()
+        low, high = plus(low, scaled[0]), plus(high, scaled[1])
+    return low, high
+
+
+def _atom_extremes(atom: Atom) -> tuple[Size, Size] | None:
+    match atom:
+        case Var() | Indirect():
+            return 0, plus(atom.size, -1)
+        case Div():
+            ends = extremes(atom.base)
+            if ends is None or not known_at_least(ends[0], 0):
+                return None
+            if isinstance(atom.by, int) and isinstance(ends[1], int):
+                return 0, ends[1] // atom.by
+            return 0, ends[1]
+        case Mod():
+            return 0, plus(atom.by, -1)
+    return None
 
 
 def _split_multiple(index: Index, by: Size) -> tuple[Index, Index]:
@@ -374,6 +401,27 @@ def _digits(index: Index, by: int) -> Iterable[tuple[int, Index, Index]]:
             yield g, Index(tuple(coarse), q), rest
 
 
+def known_below(index: Index, by: Size) -> bool:
+    """Whether ``0 <= index < by`` for all values of variables and symbols."""
+    ends = extremes(index)
+    if ends is None or not known_at_least(ends[0], 0):
+        return False
+    return known_at_least(plus(plus(by, -1), times(-1, ends[1])), 0)
+
+
+def _single(index: Index) -> Atom | None:
+    """The atom that an index is nothing but."""
+    if len(index.terms) == 1 and index.const == 0 and index.terms[0][1] == 1:
+        return index.terms[0][0]
+    return None
+
+
+def _is_symbolic(index: Index, by: Size) -> bool:
+    return not is_static(by, index.const, *(c for _, c in index.terms)) or any(
+        isinstance(a, Var) and not isinstance(a.size, int) for a in index.atoms()
+    )
+
+
 def floordiv(index: Index, by: Size) -> Index:
     """``index // by`` (rounded down), simplified with the variables' ranges; ``by`` is positive."""
     if isinstance(by, int) and by == 1:
@@ -388,12 +436,13 @@ def floordiv(index: Index, by: Size) -> Index:
         for g, coarse, _ in _digits(rest, by):
             # floor((g*a + f) / (g*m)) == floor(a / m) for integer a and 0 <= f < g
             return whole + floordiv(coarse, by // g)
-        if len(rest.terms) == 1 and rest.const == 0 and rest.terms[0][1] == 1:
-            atom = rest.terms[0][0]
-            if isinstance(atom, Div) and isinstance(atom.by, int):
-                return whole + floordiv(atom.base, atom.by * by)
-            if isinstance(atom, Mod) and isinstance(atom.by, int) and atom.by % by == 0:
-                return whole + mod(floordiv(atom.base, by), atom.by // by)
+    if _is_symbolic(rest, by) and known_below(rest, by):
+        return whole
+    atom = _single(rest)
+    if isinstance(atom, Div):
+        return whole + floordiv(atom.base, times(atom.by, by))
+    if isinstance(atom, Mod) and known_multiple(atom.by, by):
+        return whole + mod(floordiv(atom.base, by), exact_div(atom.by, by))
     return whole + Index(((Div(rest, by), 1),))
 
 
@@ -411,10 +460,11 @@ def mod(index: Index, by: Size) -> Index:
         for g, coarse, fine in _digits(rest, by):
             # (g*a + f) % (g*m) == g * (a % m) + f for integer a and 0 <= f < g
             return mod(coarse, by // g).scale(g) + fine
-        if len(rest.terms) == 1 and rest.const == 0 and rest.terms[0][1] == 1:
-            atom = rest.terms[0][0]
-            if isinstance(atom, Mod) and isinstance(atom.by, int) and atom.by % by == 0:
-                return mod(atom.base, by)
+    if _is_symbolic(rest, by) and known_below(rest, by):
+        return rest
+    atom = _single(rest)
+    if isinstance(atom, Mod) and known_multiple(atom.by, by):
+        return mod(atom.base, by)
     return Index(((Mod(rest, by), 1),))
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from .body import Body, Recorder
 from .index import Index, linear
-from .sym import Size, contiguous_strides, is_static, product
+from .sym import Size, hint, known_at_least, known_equal, plus, product, times
 
 #: Computes one element: (recorder, one index per dimension) -> value of the compute dtype.
 Loader = Callable[[Recorder, Sequence[Index]], int]
@@ -45,7 +45,10 @@ class Buffer:
         """Elements from the first to the last that the layout can address, plus one."""
         if any(isinstance(s, int) and s == 0 for s in self.sizes):
             return 0
-        return 1 + sum((s - 1) * t for s, t in zip(self.sizes, self.strides, strict=True))
+        total: Size = 1
+        for size, stride in zip(self.sizes, self.strides, strict=True):
+            total = plus(total, times(plus(size, -1), stride))
+        return total
 
 
 class Tensor:
@@ -136,37 +139,31 @@ def same_layout(sizes: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> 
     if any(isinstance(s, int) and s == 0 for s in sizes):
         return True
     return all(
-        x == y or (isinstance(s, int) and s == 1) for s, x, y in zip(sizes, a, b, strict=True)
+        x == y or (isinstance(s, int) and s == 1) or known_equal(x, y)
+        for s, x, y in zip(sizes, a, b, strict=True)
     )
 
 
 def is_dense(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
     """Whether the strides are a permutation of contiguous ones: no overlap and no holes."""
-    dims = sorted(
-        ((t, s) for s, t in zip(sizes, strides, strict=True) if s != 1),
-        key=lambda d: (not isinstance(d[0], int), d[0] if isinstance(d[0], int) else 0),
-    )
-    if not is_static(*sizes, *strides):
-        return same_layout(sizes, strides, contiguous_strides(tuple(sizes)))
+    dims = [(t, s) for s, t in zip(sizes, strides, strict=True) if s != 1]
     expected: Size = 1
-    for stride, size in dims:
-        if stride != expected:
+    for stride, size in sorted(dims, key=lambda d: hint(d[0])):
+        if not known_equal(stride, expected):
             return False
-        expected = expected * size
+        expected = times(expected, size)
     return True
 
 
 def is_writable(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
     """Whether no two elements share memory, except along dimensions of stride 0."""
-    if not is_static(*sizes, *strides):
-        return False
     reach: Size = 0
-    for stride, size in sorted(zip(strides, sizes, strict=True)):
+    for stride, size in sorted(zip(strides, sizes, strict=True), key=lambda d: hint(d[0])):
         if size == 1 or stride == 0:
             continue
-        if stride <= reach:
+        if not known_at_least(plus(stride, times(-1, reach)), 1):
             return False
-        reach = reach + (size - 1) * stride
+        reach = plus(reach, times(plus(size, -1), stride))
     return True
 
 
@@ -224,6 +221,7 @@ class LoweredGraph:
     """All that lowering leaves behind: buffers, nodes in program order, and the outputs."""
 
     inputs: list[Buffer | str] = field(default_factory=list)  # a str is a scalar input's name
+    scalars: dict[str, Size] = field(default_factory=dict)  # what the scalar inputs are
     buffers: dict[str, Buffer] = field(default_factory=dict)
     constants: dict[str, bytes] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)

@@ -6,25 +6,33 @@ computations on different buffers are one kernel: the twelve layers of a GPT-2 n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from .body import Body, Stmt, stmt_index
 from .emit.kernel_text import KernelArg, KernelText, print_kernel
 from .emit.spelling import POINTER
 from .fuse import Group, merged_body
-from .host import GridSpec
-from .index import INT32_LIMIT, Var, magnitude
+from .host import GridSpec, SizeExpr
+from .host import Size as HostSize
+from .host_sizes import to_host
+from .index import INT32_LIMIT, Var
 from .ir import Buffer
 from .ops import ITEMSIZE
+from .reach import magnitude, magnitudes
 from .seam.options import Options
 from .seam.request import SourceRequest
 from .seam.target import Target
 from .seam.toolchain import Toolchain
-from .tile import Tiling, access_table, tile
+from .sized import KernelSizes, is_symbolic
+from .sym import Size, as_size, known_at_least, known_at_most, plus
+from .tile import MAX_GRID_YZ, Tiling, access_table, tile
 
 #: A loop over a reduction counts one block past its end, which must still be a number.
 _LOOP_ROOM = 2**16
+#: So far may a block of a grid with a z axis stand past the end.
+_GRID_ROOM = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +47,20 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One use of a kernel: its number in the graph and the buffers it is called with."""
+    """One use of a kernel: its number in the graph, the buffers and sizes it is called with."""
 
     kernel: int
     buffers: tuple[str, ...]
+    sizes: tuple[Size, ...] = ()
+    extents: tuple[tuple[Size, int], ...] = ()  # (iterations, block) along x and y
+
+
+class Allowance(Protocol):
+    """Says what may be assumed about sizes; see `symbols`."""
+
+    def allow(self, sizes: Sequence[tuple[Size, int]]) -> bool:
+        """Whether each size may be taken to be at most its limit."""
+        ...
 
 
 class KernelBuilder:
@@ -56,7 +74,9 @@ class KernelBuilder:
         helper_digest: str,
         options: Callable[[int], Options],
         submit: Callable[[Kernel], None],
+        symbols: Allowance | None = None,
     ) -> None:
+        self._symbols = symbols
         self._buffers = buffers
         self._target = target
         self._toolchain = toolchain
@@ -64,6 +84,7 @@ class KernelBuilder:
         self._options = options
         self._submit = submit
         self._known: dict[tuple, int] = {}
+        self._extents: list[tuple[tuple[Size, int], ...]] = []
         self.kernels: list[Kernel] = []
 
     def launch(self, group: Group, live: set[str]) -> Launch | None:
@@ -73,15 +94,41 @@ class KernelBuilder:
             return None
         canonical, pointers = _canonical(body)
         args = self._args(canonical, pointers)
-        wide = needs_64_bits(body)
+        sizes: KernelSizes | None = None
+        if is_symbolic(body):
+            sizes = KernelSizes(canonical)
+            wide = not self._fits_32_bits(body, sizes)
+            canonical = sizes.body(canonical)
+        else:
+            wide = needs_64_bits(body)
         constants = tuple(repr(s.attrs[0]) for s in canonical.stmts if s.op == "const")
         # the representations tell 0.0 from -0.0, which are equal
         key = (canonical, constants, tuple((a.dtype, a.aligned) for a in args), wide)
         number = self._known.get(key)
         if number is None:
             number = self._known[key] = len(self.kernels)
-            self._build(canonical, args, wide)
-        return Launch(number, tuple(name for name, _ in pointers))
+            self._build(canonical, args, sizes, wide)
+        names = tuple(name for name, _ in pointers)
+        if sizes is None:
+            return Launch(number, names)
+        return Launch(
+            number,
+            names,
+            tuple(as_size(atom) for atom in sizes.names),
+            tuple((sizes.restored(e), block) for e, block in self._extents[number]),
+        )
+
+    def _fits_32_bits(self, body: Body, sizes: KernelSizes) -> bool:
+        """Whether 32 bits will do for all that the kernel computes with its sizes."""
+        if self._symbols is None:
+            return False
+        parts = symbolic_magnitudes(body)
+        if parts is None:
+            return False
+        largest = [as_size(atom) for atom in sizes.names]
+        if not all(known_at_least(size, 0) for size in largest):
+            return False
+        return self._symbols.allow([(s, INT32_LIMIT) for s in (*largest, *parts)])
 
     def _args(self, body: Body, pointers: list[tuple[str, str]]) -> tuple[KernelArg, ...]:
         written = body.writes()
@@ -95,21 +142,28 @@ class KernelBuilder:
             counts[role] += 1
         return tuple(args)
 
-    def _build(self, body: Body, args: tuple[KernelArg, ...], wide: bool) -> None:
+    def _build(
+        self, body: Body, args: tuple[KernelArg, ...], sizes: KernelSizes | None, wide: bool
+    ) -> None:
         tiling = tile(body, self._target.device_model)
-        text = print_kernel(body, tiling, args, wide=wide)
+        names = () if sizes is None else tuple(s.name for s in sizes.names.values())
+        integer = "i64" if wide else "i32"
+        text = print_kernel(body, tiling, args, names, wide=wide)
+        extents = tuple((a.extent, a.block) for a in (tiling.axis("x"), tiling.axis("y")) if a)
         kernel = Kernel(
             text.entry,
-            self._request(text, tiling),
-            tuple(POINTER[a.dtype] for a in args),
-            grid_of(tiling),
+            self._request(text, tiling, integer),
+            (*(POINTER[a.dtype] for a in args), *([integer] * len(names))),
+            grid_of(extents),
         )
+        self._extents.append(extents)
         self.kernels.append(kernel)
         self._submit(kernel)
 
-    def _request(self, text: KernelText, tiling: Tiling) -> SourceRequest:
+    def _request(self, text: KernelText, tiling: Tiling, integer: str) -> SourceRequest:
         signature = (
             *((a.name, POINTER[a.dtype]) for a in text.args),
+            *((name, integer) for name in text.sizes),
             *((name, "constexpr") for name, _ in text.constexprs),
         )
         attributes = tuple(
@@ -128,12 +182,36 @@ class KernelBuilder:
         )
 
 
-def grid_of(tiling: Tiling) -> GridSpec:
-    """Blocks along x and y (static extents)."""
-    x, y = tiling.axis("x"), tiling.axis("y")
-    assert x is not None
-    blocks_x = -(-int(x.extent) // x.block)
-    return GridSpec(blocks_x) if y is None else GridSpec(blocks_x, -(-int(y.extent) // y.block))
+def grid_of(extents: Sequence[tuple[Size, int]]) -> GridSpec:
+    """Blocks along x and y for (iterations, block); more along y than a grid has go on along z."""
+    blocks = [_blocks(extent, block) for extent, block in extents]
+    if len(blocks) == 1:
+        return GridSpec(blocks[0])
+    x, y = blocks
+    extent, block = extents[1]
+    if known_at_most(extent, MAX_GRID_YZ * block):
+        return GridSpec(x, y)
+    return GridSpec(x, SizeExpr("min", (y, MAX_GRID_YZ)), SizeExpr("ceildiv", (y, MAX_GRID_YZ)))
+
+
+def _blocks(extent: Size, block: int) -> HostSize:
+    if isinstance(extent, int):
+        return -(-extent // block)
+    size = to_host(extent)
+    return size if block == 1 else SizeExpr("ceildiv", (size, block))
+
+
+def symbolic_magnitudes(body: Body) -> list[Size] | None:
+    """Sizes that nothing a kernel of this (symbolic) body computes exceeds; None if not known."""
+    # the blocks of a grid may stand past the last iteration, farther along y than along x
+    out = [plus(body.numel, _GRID_ROOM), plus(body.rnumel, _LOOP_ROOM)]
+    for index in map(stmt_index, body.stmts):
+        if index is not None:
+            parts = magnitudes(index)
+            if parts is None:
+                return None
+            out += parts
+    return list(dict.fromkeys(size for size in out if not known_at_most(size, INT32_LIMIT)))
 
 
 def needs_64_bits(body: Body) -> bool:

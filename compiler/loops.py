@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from .body import Body, Stmt, stmt_index, with_index
 from .index import ZERO, Div, Index, Mod, var
-from .sym import Size, exact_div, is_static, known_equal, known_multiple, product
+from .sym import Size, exact_div, hint, known_equal, known_multiple, product, times
 
 Substitution = Mapping[str, Index]
+
+_ONE: Size = 1
 
 
 def substitute(stmts: Iterable[Stmt], values: Substitution) -> tuple[Stmt, ...]:
@@ -27,7 +29,7 @@ def substitute(stmts: Iterable[Stmt], values: Substitution) -> tuple[Stmt, ...]:
 
 def mergeable(index: Index, outer: str, inner: str, inner_size: Size) -> bool:
     """Whether ``index`` uses the two variables only through ``outer * inner_size + inner``."""
-    if index.coefficient(outer) != index.coefficient(inner) * inner_size:
+    if index.coefficient(outer) != times(index.coefficient(inner), inner_size):
         return False
     for atom, _ in index.terms:
         match atom:
@@ -49,7 +51,7 @@ def _merge(
             members, have = groups[-1]
             outer, inner = f"{prefix}{members[-1]}", f"{prefix}{position}"
             if all(mergeable(i, outer, inner, size) for i in indices):
-                groups[-1] = ([*members, position], have * size)
+                groups[-1] = ([*members, position], times(have, size))
                 continue
         groups.append(([position], size))
     values: dict[str, Index] = {f"{prefix}{i}": ZERO for i in range(len(sizes))}
@@ -64,8 +66,6 @@ def simplify(body: Body) -> Body:
 
     A body with a reduction keeps at least one reduction loop, if only of size 1.
     """
-    if not is_static(*body.sizes, *body.rsizes):
-        return body
     indices = [i for i in map(stmt_index, body.stmts) if i is not None]
     sizes, values = _merge(indices, "p", body.sizes)
     rsizes, rvalues = _merge(indices, "r", body.rsizes)
@@ -112,12 +112,12 @@ def split_map(
         have: Size = 1
         while not known_equal(have, size):
             members.append(pieces[position])
-            have = have * pieces[position][1]
+            have = times(have, pieces[position][1])
             position += 1
-        total, step = ZERO, 1
+        total, step = ZERO, _ONE
         for name, extent in reversed(members):
             total = total + var(name, extent).scale(step)
-            step = step * extent  # type: ignore[assignment]
+            step = times(step, extent)
         values[f"{prefix}{number}"] = total
     return values
 
@@ -187,7 +187,7 @@ def align_whole(a: Body, b: Body, order: Sequence[str]) -> Alignment | None:
     ``order`` names ``a``'s loops, outermost first, as ``b`` runs over them: memory order, where
     ``b`` walks along memory and ``a`` reduces across it. The result keeps the order of ``a``.
     """
-    if b.rsizes or not known_equal(a.numel * a.rnumel, b.numel):
+    if b.rsizes or not known_equal(times(a.numel, a.rnumel), b.numel):
         return None
     own = dict(zip(_names("p", a.sizes), a.sizes, strict=True))
     own |= zip(_names("r", a.rsizes), a.rsizes, strict=True)
@@ -201,20 +201,20 @@ def align_whole(a: Body, b: Body, order: Sequence[str]) -> Alignment | None:
         shares[name] = []
         while not known_equal(have, own[name]):
             shares[name].append(position)
-            have = have * factors[position]
+            have = times(have, factors[position])
             position += 1
     pieces: dict[int, tuple[str, Size]] = {}
     sizes: dict[str, list[Size]] = {"p": [], "r": []}
     first: dict[str, Index] = {}
     for name in own:
-        kind, total, step = name[0], ZERO, 1
+        kind, total, step = name[0], ZERO, _ONE
         for number in shares[name]:
             pieces[number] = (f"{kind}{len(sizes[kind])}", factors[number])
             sizes[kind].append(factors[number])
         for number in reversed(shares[name]):
             piece, extent = pieces[number]
             total = total + var(piece, extent).scale(step)
-            step = step * extent  # type: ignore[assignment]
+            step = times(step, extent)
         first[name] = total
     second = split_map("p", b.sizes, [pieces[n] for n in range(len(factors))])
     return Alignment(tuple(sizes["p"]), tuple(sizes["r"]) or (1,), first, second)
@@ -231,8 +231,9 @@ def memory_order(body: Body, index: Index) -> list[str] | None:
     """
     names = [*_names("p", body.sizes), *_names("r", body.rsizes)]
     strides = {name: index.coefficient(name) for name in names}
-    if not is_static(*strides.values()) or len(index.terms) != len(names):
+    steps = {name: hint(stride) for name, stride in strides.items()}
+    if len(index.terms) != len(names):
         return None
-    if len(set(strides.values())) != len(names) or min(map(int, strides.values()), default=1) <= 0:
+    if len(set(steps.values())) != len(names) or min(steps.values(), default=1) <= 0:
         return None
-    return sorted(names, key=lambda name: -int(strides[name]))
+    return sorted(names, key=lambda name: -steps[name])

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
-import torch
 from torch.fx import GraphModule
 
 from . import host
@@ -26,6 +25,7 @@ from .errors import GraphError
 from .fuse import fuse, live_after, split_groups
 from .graph_key import Unkeyable, compiler_sources_digest, graph_key_parts
 from .host_codec import encode
+from .host_errors import SizesOutOfRange
 from .host_plan import plan
 from .kernel import Kernel, KernelBuilder
 from .lower.context import Lowering
@@ -38,8 +38,11 @@ from .seam.target import Target
 from .seam.toolchain import Toolchain
 from .service import Compiled, GraphStore, KernelService, KeyParts, Priority
 from .stored import open_stored
+from .symbols import Symbols
 from .turns import short_turns
 
+#: So many programs may be stored for one graph, for sizes that break each other's guards.
+_MAX_VARIANTS = 8
 #: Takes one list of inputs, empties it, returns a list of outputs.
 Boxed = Callable[[list[Any]], list[Any]]
 
@@ -78,26 +81,45 @@ class CompileContext:
 def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], ctx: CompileContext) -> Boxed:
     """Compile one functional ATen graph; the result takes a list of inputs and empties it.
 
-    A graph that cannot be keyed is compiled and not stored; one with symbolic sizes runs op by op.
+    A graph that cannot be keyed is compiled and not stored; one with sizes that depend on data runs
+    op by op. For symbolic sizes what is stored under a graph's key is a row of variants, each with
+    the guards that it needs: the first one whose guards hold for the sizes at hand is a hit.
     Raises CompilerError, the kernels' own errors and HostProgramError; nothing is half published.
     """
-    if _is_symbolic(gm):
+    symbols = Symbols(gm)
+    if symbols.refusal:
         ctx.report.graph("compiled")
-        ctx.report.not_cached("it has symbolic sizes and runs op by op")
+        ctx.report.not_cached(f"{symbols.refusal}; it runs op by op")
         return run_eagerly(gm)
-    parts = _key(gm, example_inputs, ctx)
+    parts = _key(gm, example_inputs, symbols, ctx)
     if parts is not None:
-        found = _stored(gm, parts, ctx)
+        found, parts = _stored(gm, parts, symbols, ctx)
         if found is not None:
             ctx.report.graph("from_store")
             return found
     ctx.report.graph("compiled")
-    program, kernels, futures = generate(gm, ctx)
-    return _finish(gm, program, kernels, futures, parts, ctx)
+    program, kernels, futures = generate(gm, ctx, symbols)
+    call = _finish(gm, program, kernels, futures, parts, ctx)
+    return _guarded(call, gm, program, symbols)
+
+
+def _guarded(call: Boxed, gm: GraphModule, program: host.HostProgram, symbols: Symbols) -> Boxed:
+    """The callable, where the tracer guards what the program assumes or runs op by op instead."""
+    if symbols.install(program.guards):
+        return call
+
+    def run(inputs: list[Any]) -> list[Any]:
+        try:
+            return call(inputs)
+        except SizesOutOfRange:  # raised before the inputs were touched
+            return run_eagerly(gm)(inputs)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def generate(
-    gm: GraphModule, ctx: CompileContext
+    gm: GraphModule, ctx: CompileContext, symbols: Symbols | None = None
 ) -> tuple[host.HostProgram, list[Kernel], list[Future[Compiled]]]:
     """Lower, fuse and print a graph; returns its planned program and one future for each kernel.
 
@@ -106,7 +128,7 @@ def generate(
     report = ctx.report
     interpreted = ctx.runtime is not None and ctx.runtime.name == "interpreter"
     with report.phase("lowering"):
-        lowering = Lowering(gm, "cpu" if interpreted else "cuda")
+        lowering = Lowering(gm, "cpu" if interpreted else "cuda", symbols)
         graph = lowering.run()
         report.count_operators("lowered", lowering.lowered_ops)
         report.count_operators("fallback", lowering.fallback_ops)
@@ -131,6 +153,7 @@ def generate(
         devicelib_digest(),
         lambda warps: _options(ctx.target, warps),
         submit,
+        lowering.symbols,
     )
     assembler = Assembler(graph, groups)
     with short_turns():
@@ -140,26 +163,13 @@ def generate(
     spent = time.perf_counter() - start - (report.phases.get("submit", 0.0) - submitting)
     report.add_phase("codegen", spent)
     with report.phase("host"):
-        program = plan(assembler.finish(builder.kernels))
+        program = plan(assembler.finish(builder.kernels, lowering.symbols.guards()))
     return program, builder.kernels, futures
 
 
 @lru_cache(maxsize=64)
 def _options(target: Target, num_warps: int) -> Options:
     return backend_options(target, num_warps=num_warps, num_stages=1)
-
-
-def _is_symbolic(gm: GraphModule) -> bool:
-    for node in gm.graph.nodes:
-        val = node.meta.get("val")
-        for item in val if isinstance(val, (tuple, list)) else (val,):
-            if isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                return True
-            if isinstance(item, torch.Tensor) and any(
-                isinstance(s, torch.SymInt) for s in (*item.shape, *item.stride())
-            ):
-                return True
-    return False
 
 
 def run_eagerly(gm: GraphModule) -> Boxed:
@@ -174,7 +184,9 @@ def run_eagerly(gm: GraphModule) -> Boxed:
     return run
 
 
-def _key(gm: GraphModule, inputs: Sequence[Any], ctx: CompileContext) -> KeyParts | None:
+def _key(
+    gm: GraphModule, inputs: Sequence[Any], symbols: Symbols, ctx: CompileContext
+) -> KeyParts | None:
     """The graph's key parts; None, with the reason in the report, if it cannot be keyed exactly."""
     if ctx.graphs is None or (ctx.runtime is not None and ctx.runtime.name == "interpreter"):
         return None
@@ -187,33 +199,46 @@ def _key(gm: GraphModule, inputs: Sequence[Any], ctx: CompileContext) -> KeyPart
                 target=ctx.target,
                 toolchain=ctx.toolchain,
                 sources_digest=compiler_sources_digest(),
+                symbols=symbols,
             )
         except Unkeyable as error:
             ctx.report.not_cached(str(error))
             return None
 
 
-def _stored(gm: GraphModule, parts: KeyParts, ctx: CompileContext) -> Boxed | None:
-    """The graph from the store, loaded; None for a miss. A bad record is a miss, never an error."""
+def _stored(
+    gm: GraphModule, parts: KeyParts, symbols: Symbols, ctx: CompileContext
+) -> tuple[Boxed | None, KeyParts]:
+    """The graph from the store, loaded, and its key; for a miss None, and the key to save under.
+
+    A bad record is a miss, never an error.
+    """
     assert ctx.graphs is not None
-    with ctx.report.phase("graph_load"):
-        found = ctx.graphs.load(parts)
-        if found is None:
-            return None
-        try:
-            program, artifacts = open_stored(found, gm)
-        except Exception as error:  # whatever is planted in a record, it is a miss
-            ctx.graphs.refuse(parts)
-            ctx.report.refuse(str(error))
-            return None
-    if ctx.runtime is None:
-        return run_eagerly(gm)
-    with ctx.report.phase("load"):
-        try:
-            return load_program(program, artifacts, ctx.runtime)
-        except Exception as error:  # e.g. a driver that is too old for a stored binary
-            ctx.report.refuse(str(error))
-            return None
+    for number in range(_MAX_VARIANTS):
+        key = (*parts, ("graph.variant", str(number).encode()))
+        with ctx.report.phase("graph_load"):
+            found = ctx.graphs.load(key)
+            if found is None:
+                return None, key
+            try:
+                program, artifacts = open_stored(found, gm, symbols)
+            except Exception as error:  # whatever is planted in a record, it is a miss
+                ctx.graphs.refuse(key)
+                ctx.report.refuse(str(error))
+                return None, key
+        if not symbols.holds(program.guards):
+            continue
+        if ctx.runtime is None:
+            symbols.install(program.guards)
+            return run_eagerly(gm), key
+        with ctx.report.phase("load"):
+            try:
+                call = load_program(program, artifacts, ctx.runtime)
+            except Exception as error:  # e.g. a driver that is too old for a stored binary
+                ctx.report.refuse(str(error))
+                return None, key
+        return _guarded(call, gm, program, symbols), key
+    return None, key  # as many variants as a graph may have: the last one's place is taken
 
 
 def _finish(

@@ -10,12 +10,17 @@ from torch.fx import GraphModule
 from . import host
 from .host_codec import decode
 from .host_errors import HostProgramError
+from .host_sizes import to_host
 from .host_verify import verify
 from .seam.request import Artifact
 from .service import StoredGraph
+from .sym import as_size, naming
+from .symbols import Symbols
 
 
-def open_stored(found: StoredGraph, gm: GraphModule) -> tuple[host.HostProgram, list[Artifact]]:
+def open_stored(
+    found: StoredGraph, gm: GraphModule, symbols: Symbols | None = None
+) -> tuple[host.HostProgram, list[Artifact]]:
     """Return a stored graph's program and its artifacts, in the order of the program's kernels.
 
     Raises HostProgramError unless the program is well-formed, takes and returns what ``gm`` does,
@@ -23,7 +28,7 @@ def open_stored(found: StoredGraph, gm: GraphModule) -> tuple[host.HostProgram, 
     """
     program = decode(found.program)
     verify(program)
-    _check_signature(program, gm)
+    _check_signature(program, gm, Symbols(gm) if symbols is None else symbols)
     artifacts = []
     for i, kernel in enumerate(program.kernels):
         artifact = found.kernels.get(kernel.key)
@@ -37,7 +42,7 @@ def open_stored(found: StoredGraph, gm: GraphModule) -> tuple[host.HostProgram, 
     return program, artifacts
 
 
-def _check_signature(program: host.HostProgram, gm: GraphModule) -> None:
+def _check_signature(program: host.HostProgram, gm: GraphModule, symbols: Symbols) -> None:
     """Hold a program's inputs and outputs against the graph's: a wrong one may not run."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     if len(program.inputs) != len(placeholders):
@@ -46,7 +51,7 @@ def _check_signature(program: host.HostProgram, gm: GraphModule) -> None:
         )
     for i, (entry, node) in enumerate(zip(program.inputs, placeholders, strict=True)):
         value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and not _fits(entry.spec, value):
+        if isinstance(value, torch.Tensor) and not _fits(entry.spec, value, symbols):
             raise HostProgramError(f"inputs[{i}].spec", "the graph's input is another tensor")
     (output,) = gm.graph.find_nodes(op="output")
     results = output.args[0]
@@ -55,7 +60,9 @@ def _check_signature(program: host.HostProgram, gm: GraphModule) -> None:
         raise HostProgramError("outputs", f"{len(program.outputs)} outputs for a graph of {wanted}")
 
 
-def _fits(spec: host.TensorSpec | None, value: Any) -> bool:
+def _fits(spec: host.TensorSpec | None, value: Any, symbols: Symbols) -> bool:
     if spec is None:
         return False
-    return spec.sizes == tuple(value.shape) and f"torch.{spec.dtype}" == str(value.dtype)
+    with naming(symbols.rename):
+        sizes = tuple(to_host(as_size(size)) for size in value.shape)
+    return spec.sizes == sizes and f"torch.{spec.dtype}" == str(value.dtype)

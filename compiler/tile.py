@@ -14,7 +14,7 @@ from .body import Body, stmt_index
 from .index import Index
 from .ops import ITEMSIZE
 from .seam.device import DeviceModel
-from .sym import Size, next_power_of_two, product
+from .sym import Size, hint, known_at_most, limits, next_power_of_two, product
 
 #: The hardware's limit on blocks along y and z.
 MAX_GRID_YZ = 65535
@@ -25,8 +25,10 @@ PERSISTENT_OUTER = 64
 #: A loop across rows takes tiles of so many columns and elements, with so many warps
 #: (measured against 128 columns, 1024 and 4096 elements, and 4 warps, on an H200).
 OUTER_COLUMNS, OUTER_TILE, OUTER_WARPS = 64, 2048, 8
-#: What a symbolic size counts as where traffic is compared.
-_UNKNOWN_SIZE = 1024
+#: A symbolic extent counts as no less than this, or a small first call would set small blocks.
+SHORTEST_SYMBOLIC = 256
+#: A symbolic row is kept whole only if its longest is no longer than this many typical ones.
+WASTE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,12 @@ class Tiling:
     axes: tuple[Axis, ...]
     persistent: bool
     num_warps: int
+
+    @property
+    def tall(self) -> bool:
+        """Whether the blocks along y may be more than a grid has: z then counts on."""
+        y = self.axis("y")
+        return y is not None and not known_at_most(y.extent, MAX_GRID_YZ * y.block)
 
     def axis(self, name: str) -> Axis | None:
         """The axis of this name."""
@@ -96,7 +104,7 @@ def _uses(index: Index, name: str) -> bool:
 
 
 def tile(body: Body, model: DeviceModel) -> Tiling:
-    """Choose axes and blocks for a (static) loop nest."""
+    """Choose axes and blocks for a loop nest, symbolic sizes by their hints."""
     if body.rsizes:
         return _tile_reduction(body, model)
     return _tile_pointwise(body, model)
@@ -105,14 +113,14 @@ def tile(body: Body, model: DeviceModel) -> Tiling:
 def _tile_pointwise(body: Body, model: DeviceModel) -> Tiling:
     loops = [(f"p{n}", s) for n, s in enumerate(body.sizes)] or [("p0", 1)]
     names = [n for n, _ in loops]
-    numel = int(body.numel)
+    numel = _typical(body.numel)
     cut = _second_axis(body, loops)
     if cut is not None:
         y, x = loops[:cut], loops[cut:]
-        y_extent = int(product(s for _, s in y))
+        y_extent = _typical(product(s for _, s in y))
         block = 32
         if -(-y_extent // block) <= MAX_GRID_YZ:
-            x_extent = int(product(s for _, s in x))
+            x_extent = _typical(product(s for _, s in x))
             return Tiling(
                 (
                     Axis("y", tuple(y), min(block, next_power_of_two(y_extent))),
@@ -135,7 +143,7 @@ def _second_axis(body: Body, loops: Sequence[tuple[str, Size]]) -> int | None:
     if len(loops) < 2:
         return None
     names = [n for n, _ in loops]
-    sizes = {n: int(s) for n, s in loops}
+    sizes = {n: hint(s) for n, s in loops}
     last = names[-1]
     gain: dict[str, float] = {}
     along_last = 0.0
@@ -156,8 +164,8 @@ def _second_axis(body: Body, loops: Sequence[tuple[str, Size]]) -> int | None:
         return None
     best = max(gain, key=lambda n: (gain[n], names.index(n)))
     cut = names.index(best) + 1
-    x_extent = int(product(s for _, s in loops[cut:]))
-    y_extent = int(product(s for _, s in loops[:cut]))
+    x_extent = hint(product(s for _, s in loops[cut:]))
+    y_extent = hint(product(s for _, s in loops[:cut]))
     # short axes waste most of a transaction
     if min(x_extent, y_extent, sizes[best]) < 8:
         return None
@@ -167,8 +175,13 @@ def _second_axis(body: Body, loops: Sequence[tuple[str, Size]]) -> int | None:
 def _tile_reduction(body: Body, model: DeviceModel) -> Tiling:
     loops = tuple((f"p{n}", s) for n, s in enumerate(body.sizes)) or (("p0", 1),)
     rloops = tuple((f"r{n}", s) for n, s in enumerate(body.rsizes))
-    rows, length = int(body.numel), int(body.rnumel)
+    rows, length = _typical(body.numel), _typical(body.rnumel)
     inner = reduces_inner([body])
+    if not isinstance(body.rnumel, int):
+        longest = limits(body.rnumel)[1]
+        if longest is None or longest > WASTE * length:
+            return _tile_open(loops, rloops, rows, length, inner)
+        length = longest
     whole = next_power_of_two(length)
     if length <= (PERSISTENT_INNER if inner else PERSISTENT_OUTER):
         if inner:
@@ -188,6 +201,28 @@ def _tile_reduction(body: Body, model: DeviceModel) -> Tiling:
     return Tiling((Axis("x", loops, x_block), Axis("r", rloops, r_block)), False, OUTER_WARPS)
 
 
+def _typical(size: Size) -> int:
+    return size if isinstance(size, int) else max(hint(size), SHORTEST_SYMBOLIC)
+
+
+def _tile_open(
+    loops: tuple[tuple[str, Size], ...],
+    rloops: tuple[tuple[str, Size], ...],
+    rows: int,
+    length: int,
+    inner: bool,
+) -> Tiling:
+    """Blocks for rows of any length: a loop over r whose block fits a typical row."""
+    if inner:
+        r_block = min(2048, next_power_of_two(length))
+        x_block = max(1, min(1024 // r_block, next_power_of_two(rows)))
+    else:
+        x_block = min(OUTER_COLUMNS, next_power_of_two(rows))
+        r_block = min(next_power_of_two(length), max(4, OUTER_TILE // x_block))
+    warps = max(1, min(8, x_block * r_block // 256))
+    return Tiling((Axis("x", loops, x_block), Axis("r", rloops, r_block)), False, warps)
+
+
 def reduces_inner(bodies: Iterable[Body]) -> bool:
     """Whether most of the traffic of a reduction's nests runs along a reduction loop."""
     inner = outer = 0.0
@@ -202,8 +237,7 @@ def reduces_inner(bodies: Iterable[Body]) -> bool:
                 continue
             traffic = float(access.weight)
             for name in used:
-                size = sizes[name]
-                traffic *= size if isinstance(size, int) else _UNKNOWN_SIZE
+                traffic *= hint(sizes[name])
             if loop.startswith("r"):
                 inner += traffic
             else:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .. import host
-from ..host_alias import roots, written_inputs
+from ..host_alias import leading_symbols, roots, written_inputs
 from ..host_errors import HostProgramError
 from ..host_ops import FRESH
 from ..host_verify import verify
@@ -60,7 +60,8 @@ class _Printer:
         self._head()
         self._realign()
         pending: list[str] = []
-        for line in program.lines:
+        bound = len(leading_symbols(program)) if program.guards else 0
+        for line in program.lines[bound:]:
             if isinstance(line, host.Free):
                 pending.append(line.name)
                 continue
@@ -126,6 +127,8 @@ class _Printer:
             self._put("        return call(args)")
         if program.inputs:
             self._put(f"{_unpack(e.name for e in program.inputs)} = args")
+        if program.guards:
+            self._guards()
         self._put("args.clear()")
         if program.constants:
             self._put(f"{_unpack(c.name for c in program.constants)} = _constants(_index)")
@@ -135,6 +138,15 @@ class _Printer:
             self._put("_stream = _raw_stream(_index)")
         if _names_device(program):
             self._put("_device = _device_of(_index)")
+
+    def _guards(self) -> None:
+        """Refuse sizes that the kernels were not compiled for while the arguments are whole."""
+        for line in leading_symbols(self.program):
+            self._line(line)
+        for guard in self.program.guards:
+            size = _size(guard.size)
+            self._put(f"if {size} > {guard.limit}:")
+            self._put(f"    _out_of_range({size}, {guard.limit})")
 
     def _realign(self) -> None:
         """Copy inputs that kernels read at an address they were not compiled for."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import CodegenError
-from ..index import Div, Index, Indirect, Mod, Var, bounds, floordiv, mod, var
+from ..index import Div, Index, Indirect, Mod, Var, floordiv, mod, var
 from ..loops import mergeable
+from ..reach import reach
+from ..sym import Size, monomials, times
 from ..tile import Axis
 
 
@@ -32,9 +34,9 @@ class IndexText:
         parts = []
         for atom, c in index.terms:
             text = self._atom(atom)
-            parts.append(text if c == 1 else f"{c}*{text}")
+            parts.append(text if c == 1 else f"{size_text(c)}*{text}")
         if index.const != 0 or not parts:
-            parts.append(str(index.const))
+            parts.append(size_text(index.const))
         return " + ".join(parts)
 
     def on_axes(self, index: Index) -> Index:
@@ -56,21 +58,24 @@ class IndexText:
                 if known is not None:
                     return known
                 base = self._base(atom.base)
-                low = bounds(atom.base)
-                if low is None or low[0] < 0:  # Triton's // and % round towards zero
+                low = reach(atom.base)[0]
+                by = size_text(atom.by)
+                if low is None or low < 0:  # Triton's // and % round towards zero
                     name = "floor_div" if isinstance(atom, Div) else "remainder"
-                    text = f"kf.{name}({base}, {atom.by})"
+                    text = f"kf.{name}({base}, {by})"
                 else:
-                    text = f"({base}) {'//' if isinstance(atom, Div) else '%'} {atom.by}"
+                    text = f"({base}) {'//' if isinstance(atom, Div) else '%'} {by}"
                 if atom.base.indirects():
                     return f"({text})"
                 return self._named(atom, text)
         raise CodegenError(repr(atom), "not an index atom")
 
     def _base(self, base: Index) -> str:
-        parts = [self._atom(a) if c == 1 else f"{c}*{self._atom(a)}" for a, c in base.terms]
+        parts = [
+            self._atom(a) if c == 1 else f"{size_text(c)}*{self._atom(a)}" for a, c in base.terms
+        ]
         if base.const != 0 or not parts:
-            parts.append(str(base.const))
+            parts.append(size_text(base.const))
         return " + ".join(parts)
 
     def _named(self, atom: Div | Mod, text: str) -> str:
@@ -87,17 +92,28 @@ class IndexText:
         return name
 
 
+def size_text(size: Size) -> str:
+    """A size, a polynomial over arguments of the kernel, as a number or in brackets."""
+    if isinstance(size, int):
+        return str(size)
+    parts = []
+    for factors, c in sorted(monomials(size).items(), key=lambda m: [str(f) for f in m[0]]):
+        names = [str(f) for f in factors]
+        parts.append("*".join([str(c), *names] if c != 1 or not names else names))
+    return f"({' + '.join(parts)})" if len(parts) > 1 or "*" in parts[0] else parts[0]
+
+
 def _axis_values(index: Index, axis: Axis) -> dict[str, Index]:
     """Loop variables of one axis as functions of its flat index, merged where ``index`` allows."""
-    runs: list[tuple[list[str], int]] = []
+    runs: list[tuple[list[str], Size]] = []
     for name, size in axis.loops:
         if runs and mergeable(index, runs[-1][0][-1], name, size):
-            runs[-1] = ([*runs[-1][0], name], runs[-1][1] * int(size))
+            runs[-1] = ([*runs[-1][0], name], times(runs[-1][1], size))
         else:
-            runs.append(([name], int(size)))
+            runs.append(([name], size))
     values: dict[str, Index] = {}
     flat = var(f"{axis.name}index", axis.extent)
-    step = 1
+    step: Size = 1
     for position, (members, size) in enumerate(reversed(runs)):
         value = floordiv(flat, step)
         if position < len(runs) - 1:
@@ -105,5 +121,5 @@ def _axis_values(index: Index, axis: Axis) -> dict[str, Index]:
         for name in members[:-1]:
             values[name] = Index(())
         values[members[-1]] = value
-        step *= size
+        step = times(step, size)
     return values

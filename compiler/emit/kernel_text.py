@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from ..body import Body, Stmt, operands, single, stmt_index, varies
 from ..index import Index
 from ..ops import OPS
+from ..sym import known_multiple
 from ..tile import Axis, Tiling
-from .index_text import IndexText
+from .index_text import IndexText, size_text
 from .reduction_text import ReductionText
 from .spelling import converted, tl_dtype
 
@@ -33,32 +34,40 @@ class KernelArg:
 
 @dataclass(frozen=True, slots=True)
 class KernelText:
-    """A printed kernel: text, entry name, pointer arguments in order, and constexpr blocks."""
+    """A printed kernel: text, entry name, arguments in order (pointers, sizes), blocks."""
 
     text: str
     entry: str
     args: tuple[KernelArg, ...]
+    sizes: tuple[str, ...]
     constexprs: tuple[tuple[str, int], ...]
 
 
 def print_kernel(
-    body: Body, tiling: Tiling, args: tuple[KernelArg, ...], *, wide: bool = False
+    body: Body,
+    tiling: Tiling,
+    args: tuple[KernelArg, ...],
+    sizes: tuple[str, ...] = (),
+    *,
+    wide: bool = False,
 ) -> KernelText:
     """Print a kernel; ``wide`` computes addresses in 64 bits. Raises CodegenError.
+
+    ``sizes`` names the symbols of its loops and addresses, which become integer arguments.
 
     The entry is named by content: equal kernels have equal names everywhere.
     """
     lines = _Printer(body, tiling, args, wide).print()
     blocks = tuple((f"{a.name.upper()}BLOCK", a.block) for a in tiling.axes)
     constexprs = ", ".join(f"{name}: tl.constexpr" for name, _ in blocks)
-    pointers = ", ".join(a.name for a in args)
-    shape = f"({pointers}, {constexprs}):\n" if args else f"({constexprs}):\n"
+    given = ", ".join([*(a.name for a in args), *sizes])
+    shape = f"({given}, {constexprs}):\n" if given else f"({constexprs}):\n"
     inner = "\n".join(f"    {line}" for line in lines) + "\n"
     digest = hashlib.sha256(
         repr((shape, inner, blocks, [(a.dtype, a.aligned) for a in args])).encode()
     ).hexdigest()
     entry = f"kf_{_describe(body, tiling)}_{digest[:8]}"
-    return KernelText(f"@triton.jit\ndef {entry}{shape}{inner}", entry, args, blocks)
+    return KernelText(f"@triton.jit\ndef {entry}{shape}{inner}", entry, args, sizes, blocks)
 
 
 _TELLING = ("welford", "argmax", "argmin", "max", "min", "sum", "prod", "any", "all",
@@ -116,7 +125,9 @@ class _Printer:
 
     def masked(self, axis: Axis) -> bool:
         """Whether some lanes of the axis lie beyond its extent."""
-        return not isinstance(axis.extent, int) or axis.extent % axis.block != 0
+        return (axis.name == "y" and self.tiling.tall) or not known_multiple(
+            axis.extent, axis.block
+        )
 
     def _mask(self, axes: frozenset[str], extra: str | None = None) -> str:
         parts = [f"{a.name}mask" for a in self._ordered(axes) if self.masked(a)]
@@ -152,12 +163,15 @@ class _Printer:
         wide = ".to(tl.int64)" if self.wide else ""
         for position, axis in enumerate(self.axes):
             name, block = axis.name, self._block(axis)
-            self.emit(f"{name}numel = {axis.extent}")
+            self.emit(f"{name}numel = {size_text(axis.extent)}")
             if name == "r":
                 if self.tiling.persistent:
                     self._r_index("", position, wide)
                 continue
-            self.emit(f"{name}offset = tl.program_id({programs[name]}){wide} * {block}")
+            program = f"tl.program_id({programs[name]}){wide}"
+            if name == "y" and self.tiling.tall:
+                program = f"({program} + tl.program_id(2){wide} * tl.num_programs(1))"
+            self.emit(f"{name}offset = {program} * {block}")
             arange = f"tl.arange(0, {block}){self._slice(position)}"
             self.emit(f"{name}index = {name}offset + {arange}")
             if self.masked(axis):
@@ -213,14 +227,15 @@ class _Printer:
         205 -> 191 us, statistics of 401,408 rows 42 -> 39 us).
         """
         extent = self.axes[-1].extent
-        if isinstance(extent, int) and extent < 2**30:  # two steps stay far from 2**31
+        # two steps stay far from 2**31; a symbolic extent is guarded to leave room for them
+        if not isinstance(extent, int) or extent < 2**30:
             return "tl.range(0, rnumel, RBLOCK, loop_unroll_factor=2)"
         return f"range(0, {self._loop_end()}, RBLOCK)"
 
     def _loop_end(self) -> str:
         """Where the loop counter stops: it must not step over the end of 32 bits."""
         axis = self.axes[-1]
-        extent = int(axis.extent)
+        extent = axis.extent if isinstance(axis.extent, int) else 0  # a symbolic one leaves room
         overflows = self.masked(axis) and 2**31 - axis.block < extent < 2**31
         return str(2**31) if overflows else "rnumel"
 

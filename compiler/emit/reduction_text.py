@@ -79,7 +79,7 @@ class ReductionText:
             # the row is at hand: the mean first, then exact deviations from it
             zero = f"tl.where(rmask, {value}, 0.0)" if self._r_masked() else value
             total = _collapse(f"kf.sum({zero}, 1)")
-            self._printer.emit(f"tmp{i}_0 = {total} / {float(self._rnumel())}")
+            self._printer.emit(f"tmp{i}_0 = {total} / {self._rnumel(dtype)}")
             deviation = f"{value} - tmp{i}_0"
             if self._r_masked():
                 deviation = f"tl.where(rmask, {deviation}, 0.0)"
@@ -88,8 +88,9 @@ class ReductionText:
         else:
             raise CodegenError(kind, "unknown reduction")
 
-    def _rnumel(self) -> int:
-        return int(self._printer.axes[-1].extent)
+    def _rnumel(self, dtype: str) -> str:
+        extent = self._printer.axes[-1].extent
+        return str(float(extent)) if isinstance(extent, int) else f"rnumel.to({tl_dtype(dtype)})"
 
     def _positions(self, tile: str) -> str:
         """Row-major positions over the reduction; a padded lane is past every real one."""

@@ -18,7 +18,7 @@ from ..body import Recorder, Stmt
 from ..errors import CodegenError
 from ..index import ZERO, Index, floordiv, mod, var
 from ..ir import Buffer, Tensor, View, is_dense
-from ..sym import as_size, is_static
+from ..sym import as_size
 from .context import Lowering
 from .registry import lower
 
@@ -50,7 +50,7 @@ class _ThroughMemory(Recorder):
 
 def coordinates(address: Index, sizes: Sequence[Any], strides: Sequence[Any]) -> list[Index] | None:
     """The coordinates at a flat address of a dense layout; None for a layout that is not dense."""
-    if not is_static(*sizes, *strides) or not is_dense(sizes, strides):
+    if not is_dense(sizes, strides):
         return None
     return [
         ZERO if size == 1 else mod(floordiv(address, stride), size)
@@ -60,7 +60,7 @@ def coordinates(address: Index, sizes: Sequence[Any], strides: Sequence[Any]) ->
 
 def forbids_future(ctx: Lowering, bias: Tensor) -> bool:
     """Whether ``bias`` (..., query, key) is provably minus infinity wherever key > query."""
-    if len(bias.sizes) < 2 or not is_static(*bias.sizes):
+    if len(bias.sizes) < 2:
         return False
     index = [var(f"p{d}", s) for d, s in enumerate(bias.sizes)]
     recorder = _ThroughMemory(ctx.defined, ctx.graph.buffers)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from math import gcd
 from typing import Any
 
 import torch
+from sympy import Expr
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -28,8 +30,9 @@ from ..ir import (
     same_layout,
 )
 from ..ops import INTS, ITEMSIZE, KERNEL_DTYPES
-from ..sym import Size, as_size, contiguous_strides
-from .registry import lowering_for
+from ..sym import Size, SizeSymbol, as_size, contiguous_strides, hint, known_multiple, naming
+from ..symbols import Symbols
+from .registry import LoweringFn, lowering_for
 
 #: A lazy that is used more than once stays lazy only below these: recomputing it costs less
 #: than writing and reading it (one read, a cast or an add).
@@ -65,8 +68,11 @@ def is_marked(value: Any) -> bool:
 class Lowering:
     """The state of one walk: the graph built so far and the node being lowered."""
 
-    def __init__(self, gm: fx.GraphModule, device_type: str = "cuda") -> None:
+    def __init__(
+        self, gm: fx.GraphModule, device_type: str = "cuda", symbols: Symbols | None = None
+    ) -> None:
         self.gm = gm
+        self.symbols = Symbols(gm) if symbols is None else symbols
         self.device_type = device_type
         self.graph = LoweredGraph()
         self.env: dict[fx.Node, Any] = {}
@@ -219,8 +225,18 @@ class Lowering:
 
     def run(self) -> LoweredGraph:
         """Lower every node; raises `LoweringError` or `GraphError` naming node, op and reason."""
+        with naming(self.symbols.rename):
+            self._walk()
+        self.node = None
+        return self.graph
+
+    def _walk(self) -> None:
         for node in self.gm.graph.nodes:
             self.node = node
+            if node.op == "call_function" and isinstance(node.meta.get("val"), torch.SymInt):
+                # whatever computes it, it is an expression over sizes
+                self.env[node] = as_size(node.meta["val"])
+                continue
             match node.op:
                 case "placeholder":
                     self.env[node] = self._placeholder(node)
@@ -232,11 +248,11 @@ class Lowering:
                     self._output(node)
                 case _:
                     raise GraphError(f"node {node.name} is a {node.op}; not a functional graph")
-        self.node = None
-        return self.graph
 
     def _placeholder(self, node: fx.Node) -> Any:
         val = node.meta.get("val")
+        if isinstance(val, torch.SymInt):
+            return self._scalar(node, as_size(val))
         if not isinstance(val, torch.Tensor):
             self.graph.inputs.append(node.name)
             return val
@@ -245,7 +261,7 @@ class Lowering:
         sizes = tuple(as_size(s) for s in val.shape)
         strides = tuple(as_size(s) for s in val.stride())
         offset = val.storage_offset()
-        aligned = isinstance(offset, int) and (offset * val.element_size()) % 16 == 0
+        aligned = known_multiple(as_size(offset), 16 // gcd(16, val.element_size()))
         out = self.buffer(
             sizes,
             dtype_name(val.dtype),
@@ -257,6 +273,14 @@ class Lowering:
         )
         self.graph.inputs.append(out)
         return self.whole(out)
+
+    def _scalar(self, node: fx.Node, size: Size) -> Size:
+        """A size among the inputs: named like its symbol if it is one that has no name yet."""
+        own = isinstance(size, SizeSymbol) and size.name not in self.graph.scalars
+        name = size.name if own else self.fresh("n")  # type: ignore[union-attr]
+        self.graph.inputs.append(name)
+        self.graph.scalars[name] = size
+        return size
 
     def _constant(self, node: fx.Node) -> Tensor:
         owner: Any = self.gm
@@ -291,7 +315,7 @@ class Lowering:
         kwargs = fx.node.map_arg(node.kwargs, lambda n: self.env[n])
         fn = lowering_for(node.target)
         if fn is not None and self._in_scope(node):
-            result = fn(self, *args, **kwargs)
+            result = self._lowered(fn, args, kwargs)
             if result is not NotImplemented:
                 _count(self.lowered_ops, str(node.target))
                 return result
@@ -299,6 +323,15 @@ class Lowering:
 
         _count(self.fallback_ops, str(node.target))
         return fallback(self, node, args, kwargs)
+
+    def _lowered(self, fn: LoweringFn, args: Any, kwargs: Any) -> Any:
+        """What a lowering gives; a library call where it asks a symbol for a number."""
+        if not self.symbols:
+            return fn(self, *args, **kwargs)
+        try:
+            return fn(self, *args, **kwargs)
+        except TypeError:  # from sympy, of a symbol that was compared or converted
+            return NotImplemented
 
     def _in_scope(self, node: fx.Node) -> bool:
         """Whether all tensors in and out are on the target with dtypes that kernels can hold."""
@@ -335,7 +368,7 @@ class Lowering:
             if isinstance(value, Tensor):
                 val = item.meta["val"]
                 value = self.realize(value, tuple(as_size(s) for s in val.stride()))
-            elif value is not None and not isinstance(value, (int, float, bool)):
+            elif value is not None and not isinstance(value, (int, float, bool, Expr)):
                 raise LoweringError(item.name, str(item.target), "returns what is no tensor")
             self.graph.outputs.append(value)
 
@@ -345,11 +378,8 @@ def _count(table: dict[str, int], name: str) -> None:
 
 
 def _loop_order(sizes: Sequence[Size], strides: Sequence[Size]) -> list[int]:
-    """Dimensions from the largest stride to the smallest; symbolic strides keep their place."""
-    dims = range(len(sizes))
-    if not all(isinstance(s, int) for s in strides):
-        return list(dims)
-    return sorted(dims, key=lambda d: (-int(strides[d]), d))
+    """Dimensions from the largest stride to the smallest."""
+    return sorted(range(len(sizes)), key=lambda d: (-hint(strides[d]), d))
 
 
 def broadcast_index(

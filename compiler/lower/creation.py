@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from sympy import Expr
 
 from ..body import Recorder
 from ..index import Index
@@ -28,10 +29,24 @@ def constant(sizes: tuple[Size, ...], number: bool | int | float, dtype: str) ->
     return Lazy(sizes, dtype, fn, cost=0, reads=0)
 
 
+def size_everywhere(sizes: tuple[Size, ...], size: Size, dtype: str) -> Lazy:
+    """A tensor of one symbolic size."""
+
+    def fn(recorder: Recorder, index: Sequence[Index]) -> int:
+        value = recorder.index(Index((), size))
+        if dtype == "bool":
+            return recorder.op("ne", value, recorder.const(0, "int64"))
+        return recorder.round_to(value, dtype)
+
+    return Lazy(sizes, dtype, fn, cost=1, reads=0)
+
+
 @lower(aten.full, aten.full_like, aten.new_full)
 def full(ctx: Lowering, like: Any, *values: Any, fill_value: Any = None, **_options: Any) -> Any:
     """One number everywhere; shape and dtype are in the metadata."""
     number = values[-1] if values else fill_value
+    if isinstance(number, Expr):
+        return size_everywhere(ctx.out_sizes(), number, ctx.out_dtype())
     if not isinstance(number, (bool, int, float)):
         return NotImplemented
     return constant(ctx.out_sizes(), number, ctx.out_dtype())
@@ -40,6 +55,8 @@ def full(ctx: Lowering, like: Any, *values: Any, fill_value: Any = None, **_opti
 @lower(aten.scalar_tensor)
 def scalar_tensor(ctx: Lowering, number: Any, **_options: Any) -> Any:
     """A number as a tensor without dimensions."""
+    if isinstance(number, Expr):
+        return size_everywhere((), number, ctx.out_dtype())
     if not isinstance(number, (bool, int, float)):
         return NotImplemented
     return constant((), number, ctx.out_dtype())
@@ -70,12 +87,13 @@ def empty(ctx: Lowering, *_arguments: Any, **_options: Any) -> Any:
     return constant(ctx.out_sizes(), 0, ctx.out_dtype())
 
 
-def ramp(size: Size, start: int | float, step: int | float, dtype: str) -> Lazy:
+def ramp(size: Size, start: Size | float, step: int | float, dtype: str) -> Lazy:
     """``start + i * step`` for i below ``size``; floats are computed in float32 or float64."""
 
     def fn(recorder: Recorder, index: Sequence[Index]) -> int:
-        if isinstance(start, int) and isinstance(step, int) and not is_float(dtype):
+        if not isinstance(start, float) and isinstance(step, int) and not is_float(dtype):
             return recorder.cast(recorder.index(index[0].scale(step) + start), dtype)
+        assert isinstance(start, (int, float))  # a symbolic one is for integers
         compute = "float64" if dtype == "float64" or not is_float(dtype) else "float32"
         at = recorder.cast(recorder.index(index[0]), compute)
         scaled = recorder.op("mul", at, recorder.const(step, compute))
@@ -87,7 +105,9 @@ def ramp(size: Size, start: int | float, step: int | float, dtype: str) -> Lazy:
 @lower(aten.arange.start_step)
 def arange(ctx: Lowering, start: Any, end: Any, step: Any = 1, **_options: Any) -> Any:
     """Evenly spaced numbers from ``start``; how many is in the metadata."""
-    if not isinstance(start, (int, float)) or not isinstance(step, (int, float)):
+    if not isinstance(start, (int, float, Expr)) or not isinstance(step, (int, float)):
+        return NotImplemented
+    if isinstance(start, Expr) and (isinstance(step, float) or is_float(ctx.out_dtype())):
         return NotImplemented
     return ramp(ctx.out_sizes()[0], start, step, ctx.out_dtype())
 
@@ -95,6 +115,6 @@ def arange(ctx: Lowering, start: Any, end: Any, step: Any = 1, **_options: Any) 
 @lower(torch.ops.prims.iota.default)
 def iota(ctx: Lowering, length: Any, *, start: Any, step: Any, **_options: Any) -> Any:
     """``length`` evenly spaced integers."""
-    if not isinstance(start, int) or not isinstance(step, int):
+    if not isinstance(start, (int, Expr)) or not isinstance(step, int):
         return NotImplemented
     return ramp(ctx.out_sizes()[0], start, step, ctx.out_dtype())

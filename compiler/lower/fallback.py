@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sympy import Expr
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from ..errors import GraphError, LoweringError
+from ..errors import GraphError
 from ..host import DeviceRef, DType, MemoryFormat
 from ..ir import Tensor, View, is_dense, same_layout
-from ..sym import as_size, is_static
+from ..sym import as_size, known_at_least, plus, times
 from .conjugate import computed
 from .context import Lowering, dtype_name, is_marked
 
@@ -77,7 +78,7 @@ def as_view(ctx: Lowering, node: fx.Node, args: Any) -> View | tuple[View, ...] 
             base.buffer,
             tuple(as_size(s) for s in val.shape),
             tuple(as_size(s) for s in val.stride()),
-            base.offset + offset - start,
+            plus(base.offset, plus(offset, times(-1, start))),
             dtype_name(val.dtype),
         )
         return _contained(node, base, view) if op is torch.ops.aten.as_strided.default else view
@@ -95,13 +96,13 @@ def _contained(node: fx.Node, base: View, view: View) -> View | None:
     `as_strided` is the one view operator that reaches elements its source does not have: neighbours
     in the storage that eager shares. An input's neighbours exist at run time, beyond our window.
     """
-    reach = [(s - 1) * t for s, t in zip(view.sizes, view.strides, strict=True)]
     first = view.offset
-    last = first + sum(reach)
+    last = first
+    for size, stride in zip(view.sizes, view.strides, strict=True):
+        last = plus(last, times(plus(size, -1), stride))
     empty = any(isinstance(s, int) and s == 0 for s in view.sizes)
-    within = is_static(first, last, base.buffer.extent()) and (
-        empty or (first >= 0 and last < base.buffer.extent())  # type: ignore[operator]
-    )
+    behind = plus(base.buffer.extent(), times(-1, last))
+    within = empty or (known_at_least(first, 0) and known_at_least(behind, 1))
     if base.buffer.role == "input":
         return view if within else None
     if within and is_dense(base.buffer.sizes, base.buffer.strides):
@@ -118,7 +119,7 @@ def _argument(ctx: Lowering, node: fx.Node, value: Any, source: Any) -> Any:
         case Tensor():
             val = source.meta["val"]
             return ctx.realize(value, tuple(as_size(s) for s in val.stride()))
-        case None | bool() | int() | float() | str():
+        case None | bool() | int() | float() | str() | Expr():
             return value
         case torch.dtype():
             return DType(dtype_name(value))
@@ -128,8 +129,6 @@ def _argument(ctx: Lowering, node: fx.Node, value: Any, source: Any) -> Any:
             return MemoryFormat(str(value).removeprefix("torch."))
         case tuple() | list():
             return tuple(_argument(ctx, node, v, s) for v, s in zip(value, source, strict=True))
-        case torch.SymInt():
-            raise LoweringError(node.name, str(node.target), "a library call takes a symbolic size")
         case _:
             raise GraphError(
                 f"node {node.name} ({node.target}) has an argument of type {type(value).__name__}"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..body import Recorder
-from ..index import Index, bounds, const, indirect
+from ..index import Index, bounds, const, indirect, known_below
 from ..ir import Lazy, Tensor, cost_of
 from ..ops import is_float
 from ..sym import Size, is_static, known_equal, product
@@ -35,6 +35,8 @@ def position(recorder: Recorder, value: int, size: Size, wraps: bool) -> tuple[I
     if direct is not None:
         limits = bounds(direct)
         if limits is not None and isinstance(size, int) and limits[0] >= 0 and limits[1] < size:
+            return direct, None
+        if limits is None and known_below(direct, size):
             return direct, None
     at = recorder.cast(value, "int64")
     zero = recorder.const(0, "int64")

@@ -14,7 +14,7 @@ import torch
 from ..body import Recorder
 from ..index import Index
 from ..ir import Lazy, Tensor, cost_of
-from ..sym import Size
+from ..sym import Size, known_at_most, plus
 from .context import Lowering, wrapped
 from .registry import lower
 from .views import remapped
@@ -60,7 +60,7 @@ def cat(ctx: Lowering, tensors: Sequence[Tensor], dim: int = 0) -> Any:
         return NotImplemented
     starts: list[Size] = [0]
     for part in parts:
-        starts.append(starts[-1] + part.sizes[dim])
+        starts.append(plus(starts[-1], part.sizes[dim]))
 
     def read(recorder: Recorder, index: Sequence[Index], number: int) -> int:
         at = index[dim] - starts[number]
@@ -109,10 +109,11 @@ def stack(ctx: Lowering, tensors: Sequence[Tensor], dim: int = 0) -> Any:
 @lower(aten.constant_pad_nd)
 def constant_pad_nd(ctx: Lowering, a: Tensor, pad: Sequence[Any], value: Any = 0) -> Any:
     """A border of one number; negative widths cut instead."""
-    if not all(isinstance(p, int) for p in pad) or not isinstance(value, (bool, int, float)):
+    if not isinstance(value, (bool, int, float)):
         return NotImplemented
     rank = len(a.sizes)
-    before, after = [0] * rank, [0] * rank
+    before: list[Size] = [0] * rank
+    after: list[Size] = [0] * rank
     for k in range(len(pad) // 2):
         before[rank - 1 - k], after[rank - 1 - k] = pad[2 * k], pad[2 * k + 1]
     number = wrapped(value, a.dtype)
@@ -122,9 +123,9 @@ def constant_pad_nd(ctx: Lowering, a: Tensor, pad: Sequence[Any], value: Any = 0
         moved: list[Index] = []
         for d, i in enumerate(index):
             at = i - before[d]
-            if before[d] > 0:
+            if not known_at_most(before[d], 0):
                 inside = both(recorder, inside, at_least(recorder, at, 0))
-            if after[d] > 0:
+            if not known_at_most(after[d], 0):
                 inside = both(recorder, inside, below(recorder, at, a.sizes[d]))
             moved.append(at)
         if inside is None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from sympy import Expr
 from torch import fx
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from torch._prims_common import elementwise_dtypes
@@ -39,6 +40,7 @@ def promoted(
     given = [a for i, a in enumerate(ctx.node.args) if positions is None or i in positions]
     given += [ctx.node.kwargs[name] for name in named if name in ctx.node.kwargs]
     operands = [a.meta["val"] if isinstance(a, fx.Node) else a for a in given]
+    operands = [0 if isinstance(a, torch.SymInt) else a for a in operands]  # only the type counts
     operands = [a for a in operands if isinstance(a, (torch.Tensor, int, float, bool))]
     compute, _ = elementwise_dtypes(*operands, type_promotion_kind=kind)
     return dtype_name(compute)
@@ -46,7 +48,7 @@ def promoted(
 
 def elementwise(
     ctx: Lowering,
-    operands: Sequence[Tensor | int | float | bool],
+    operands: Sequence[Tensor | Size | float | bool],
     emit: Emit,
     *,
     compute: str | Sequence[str],
@@ -70,6 +72,8 @@ def elementwise(
                 value = operand.load(recorder, at)
                 is_flag = want == "bool"
                 values.append(truth(recorder, value) if is_flag else recorder.cast(value, want))
+            elif isinstance(operand, Expr):
+                values.append(recorder.cast(recorder.index(Index((), operand)), want))
             else:
                 values.append(recorder.const(wrapped(operand, want), want))
         return recorder.cast(emit(recorder, values), out_dtype)

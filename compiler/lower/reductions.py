@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from ..body import Recorder
+from ..index import Index
 from ..ir import Lazy, Tensor, cost_of
 from ..ops import is_float
-from ..sym import product
+from ..sym import Size, known_at_least, plus, product
 from .context import Lowering
 from .pointwise import truth
 from .registry import lower
@@ -43,6 +44,13 @@ def sum_(
     return result
 
 
+def count_value(recorder: Recorder, count: Size, dtype: str) -> int:
+    """A number of elements as a floating-point value."""
+    if isinstance(count, int):
+        return recorder.const(float(count), dtype)
+    return recorder.cast(recorder.index(Index((), count)), dtype)
+
+
 @lower(aten.mean)
 def mean(
     ctx: Lowering, a: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
@@ -55,7 +63,7 @@ def mean(
     count = product(a.sizes[d] for d in dims)
 
     def finish(r: Recorder, values: list[int]) -> list[int]:
-        return [r.op("div", values[0], r.const(float(count), out))]
+        return [r.op("div", values[0], count_value(r, count, out))]
 
     (result,) = ctx.reduce(
         "sum", a, dims, compute=out, out_dtypes=[out], keepdim=keepdim, finish=finish, unroll=True
@@ -135,16 +143,28 @@ def moments(
     """Mean and variance by Welford's method; ``finish(recorder, mean, variance)`` gives outputs."""
     compute = "float64" if a.dtype == "float64" else "float32"
     count = product(a.sizes[d] for d in dims)
-    divisor = max(float(count) - correction, 0.0)
 
     def done(r: Recorder, values: list[int]) -> list[int]:
         mean_, squares = values
-        variance = r.op("div", squares, r.const(divisor, compute))
+        variance = r.op("div", squares, _divisor(r, count, correction, compute))
         return finish(r, mean_, variance)
 
     return ctx.reduce(
         "welford", a, dims, compute=compute, out_dtypes=outs, keepdim=keepdim, finish=done
     )
+
+
+def _divisor(recorder: Recorder, count: Size, correction: float, dtype: str) -> int:
+    """``count - correction``, not below zero."""
+    if isinstance(count, int):
+        return recorder.const(max(float(count) - correction, 0.0), dtype)
+    if correction == int(correction):
+        rest = plus(count, -int(correction))
+        if known_at_least(rest, 0):
+            return count_value(recorder, rest, dtype)
+    whole = count_value(recorder, count, dtype)
+    rest_value = recorder.op("sub", whole, recorder.const(correction, dtype))
+    return recorder.op("maximum", rest_value, recorder.const(0.0, dtype))
 
 
 @lower(aten.var.correction, aten.var_mean.correction)

@@ -17,7 +17,18 @@ from torch import fx
 from ..body import Recorder
 from ..index import ZERO, Index, const, linear, mod, unravel
 from ..ir import Lazy, Tensor, View, cost_of, same_layout
-from ..sym import Size, as_size, contiguous_strides, is_static, known_equal, known_multiple
+from ..sym import (
+    Size,
+    as_size,
+    contiguous_strides,
+    is_static,
+    known_at_least,
+    known_at_most,
+    known_equal,
+    known_multiple,
+    plus,
+    times,
+)
 from .context import Lowering, broadcast_index
 from .fallback import as_view
 from .registry import lower
@@ -87,9 +98,9 @@ def _equal_volumes(a: tuple[Size, ...], b: tuple[Size, ...]) -> list[tuple[list[
         while not known_equal(va, vb):
             grow_a = va < vb if is_static(va, vb) else known_multiple(vb, va)
             if grow_a and i < len(left):
-                va, i = va * a[left[i]], i + 1
+                va, i = times(va, a[left[i]]), i + 1
             elif not grow_a and j < len(right):
-                vb, j = vb * b[right[j]], j + 1
+                vb, j = times(vb, b[right[j]]), j + 1
             else:
                 return [(left, right)]  # symbols that do not compare: one run of everything
         groups.append((left[start:i], right[begin:j]))
@@ -217,7 +228,7 @@ def flip(ctx: Lowering, a: Tensor, dims: Sequence[int]) -> Any:
     turned = {d % rank for d in dims} if rank else set()
 
     def mapping(index: Sequence[Index]) -> list[Index]:
-        return [const(a.sizes[d] - 1) - i if d in turned else i for d, i in enumerate(index)]
+        return [const(plus(a.sizes[d], -1)) - i if d in turned else i for d, i in enumerate(index)]
 
     return remapped(a, a.sizes, mapping)
 
@@ -235,13 +246,19 @@ def narrowed(source: Tensor, dim: int, start: Size, size: Size, step: int = 1) -
     return remapped(source, sizes, mapping)
 
 
-def slice_start(start: Any, size: Size) -> int | None:
-    """The first element of a slice, wrapped and clamped as Python does; None if it is symbolic."""
+def slice_start(start: Any, size: Size) -> Size | None:
+    """The first element of a slice, wrapped and clamped as Python does; None if that is not known.
+
+    For symbolic sizes a start beyond the end is not clamped: such a slice has no elements.
+    """
     if start is None:
         return 0
-    if not isinstance(start, int) or not isinstance(size, int):
-        return 0 if isinstance(start, int) and start == 0 else None
-    return min(max(start + size if start < 0 else start, 0), size)
+    if isinstance(start, int) and isinstance(size, int):
+        return min(max(start + size if start < 0 else start, 0), size)
+    if known_at_least(start, 0):
+        return as_size(start)
+    from_end = plus(start, size)
+    return from_end if known_at_most(start, -1) and known_at_least(from_end, 0) else None
 
 
 @lower(aten.slice.Tensor)
@@ -266,9 +283,9 @@ def select(ctx: Lowering, a: Tensor, dim: int, index: Any) -> Any:
     if alias is not None:
         return alias
     dim %= len(a.sizes)
-    if not isinstance(index, int):
+    if not known_at_least(index, 0) and not known_at_most(index, -1):
         return NotImplemented
-    at = const(a.sizes[dim] + index if index < 0 else index)
+    at = const(index if known_at_least(index, 0) else plus(a.sizes[dim], index))
     return remapped(a, ctx.out_sizes(), lambda i: [*i[:dim], at, *i[dim:]])
 
 
@@ -289,7 +306,7 @@ def split(ctx: Lowering, a: Tensor, *arguments: Any, dim: int = 0) -> Any:
         part = narrowed(a, dim, start, size)
         sizes = tuple(as_size(s) for s in meta.shape)
         parts.append(reshaped(part, sizes) if unbinds else part)
-        start = start + size
+        start = plus(start, size)
     return tuple(parts)
 
 

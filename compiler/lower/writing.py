@@ -25,7 +25,7 @@ from ..body import Recorder, loop_vars
 from ..index import Index, indirect, linear
 from ..ir import Compute, Lazy, Tensor, cost_of
 from ..ops import is_float
-from ..sym import Size, as_size
+from ..sym import Size, as_size, known_at_least
 from .context import Lowering, broadcast_index, wrapped
 from .creation import constant
 from .indexing import index_dims, position
@@ -88,7 +88,7 @@ def written(
     target = ctx.realize(initial, strides)
     buffer = target.buffer
     ctx.defined.pop(buffer.name, None)  # it no longer holds what it was filled with
-    poisons = adds and is_float(held) and all(isinstance(s, int) and s > 0 for s in before.sizes)
+    poisons = adds and is_float(held) and all(known_at_least(s, 1) for s in before.sizes)
     writer = _Writer(poisons)
     recorder = writer.recorder
     value, place, counts = write(writer, loop_vars("p", loops))

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from .. import host
 from .. import host_tables as tables
 from ..emit.host_python import emit_python, extern_names
-from ..host_errors import HostProgramError, LayoutError
+from ..host_errors import HostProgramError, LayoutError, SizesOutOfRange
 from .contract import Launcher, LoadableKernel, Runtime
 
 _guards = torch._C._dynamo.guards
@@ -78,6 +78,7 @@ def _namespace(
         "_view_as": _view_as,
         "_realign": _realign,
         "_check_layout": _check_layout,
+        "_out_of_range": _out_of_range,
         "_current_device": runtime.current_device,
         "_on_device": runtime.on_device,
         "_raw_stream": runtime.raw_stream,
@@ -168,6 +169,10 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
     flat = torch.as_strided(tensor, (span,), (1,), tensor.storage_offset()).clone()
     return torch.as_strided(flat, tensor.size(), tensor.stride(), 0)
+
+
+def _out_of_range(size: int, limit: int) -> None:
+    raise SizesOutOfRange(size, limit)
 
 
 def _check_layout(

@@ -163,7 +163,9 @@ def test_deep_nesting_is_refused_without_recursion() -> None:
     for _ in range(200):
         wire = [6, [wire]]
     with pytest.raises(HostProgramError, match="nested"):
-        decode(msgpack.packb(["kernelfarm-host", host.HOST_SCHEMA, [[], [], [], [], [wire], []]]))
+        decode(
+            msgpack.packb(["kernelfarm-host", host.HOST_SCHEMA, [[], [], [], [], [wire], [], []]])
+        )
 
 
 @settings(max_examples=300, deadline=None)

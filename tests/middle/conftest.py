@@ -28,4 +28,6 @@ def seed(request: pytest.FixtureRequest) -> int:
 def cpu_is_target(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let code generation for a GPU take CPU tensors for the target's."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr(pipeline, "Lowering", lambda gm, device: Lowering(gm, "cpu"))
+        monkeypatch.setattr(
+            pipeline, "Lowering", lambda gm, device, symbols: Lowering(gm, "cpu", symbols)
+        )

@@ -9,8 +9,9 @@ from torch._subclasses import FakeTensorMode
 
 from kernelfarm.compiler import host
 from kernelfarm.compiler.body import Recorder, loop_vars
-from kernelfarm.compiler.index import Index, floordiv, magnitude, mod, var
+from kernelfarm.compiler.index import Index, floordiv, mod, var
 from kernelfarm.compiler.kernel import needs_64_bits
+from kernelfarm.compiler.reach import magnitude
 
 BF16 = torch.bfloat16
 

@@ -100,9 +100,9 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     log: list[str] = []
     finish = Assembler.finish
 
-    def finished(self: Assembler, kernels: Any) -> Any:
+    def finished(self: Assembler, kernels: Any, guards: Any) -> Any:
         log.append("program")
-        return finish(self, kernels)
+        return finish(self, kernels, guards)
 
     def load(program: Any, kernels: Any, runtime: Any) -> Callable[[list[Any]], list[Any]]:
         log.append("load")

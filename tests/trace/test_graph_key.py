@@ -256,7 +256,7 @@ def _mystery(x: Any) -> Any:
         (_mystery, 1.0, "opaque function.*op _mystery, node c"),
         (aten.mul.Tensor, torch.Generator(), "an argument is a Generator.*op aten.mul.Tensor"),
         (aten.mul.Tensor, object(), "an argument is a object"),
-        (operator.mul, 2, "symbolic sizes"),
+        (operator.mul, 2, "opaque function.*op mul"),
     ],
     ids=str,
 )
@@ -269,11 +269,19 @@ def test_what_has_no_exact_key_is_named(op: Any, scalar: Any, message: str) -> N
         graph_key_parts(gm, inputs, target=H200, toolchain=TOOLCHAIN)
 
 
-def test_symbolic_sizes_have_no_key_yet() -> None:
-    """A graph with dynamic sizes is compiled and not cached."""
-    gm = make_fx(lambda x: x + 1, tracing_mode="symbolic")(torch.ones(3, 4))
-    with pytest.raises(Unkeyable, match="symbolic"):
-        graph_key_parts(gm, [torch.ones(3, 4)], target=H200, toolchain=TOOLCHAIN)
+def _symbolic_parts(fn: Any, *sizes: int) -> dict[str, bytes]:
+    gm = make_fx(fn, tracing_mode="symbolic")(torch.ones(sizes))
+    inputs = [n.meta["val"] for n in gm.graph.find_nodes(op="placeholder")]
+    return dict(graph_key_parts(gm, inputs, target=H200, toolchain=TOOLCHAIN))
+
+
+def test_symbolic_sizes_are_keyed_by_their_expressions_and_ranges() -> None:
+    """Two traces of one function at different sizes have one key; other expressions another."""
+    first = _symbolic_parts(lambda x: torch.cat([x, x]), 3, 4)
+    assert first == _symbolic_parts(lambda x: torch.cat([x, x]), 7, 9)
+    assert first["graph.symbols"] == b"s0 2 None\ns1 2 None"
+    other = _symbolic_parts(lambda x: torch.cat([x, x], 1), 3, 4)
+    assert first["graph.nodes"] != other["graph.nodes"]
 
 
 def test_the_sources_digest_is_stable_and_cheap() -> None:
