@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from torch.fx import GraphModule
 
 from . import host
+from .admission import admit
 from .assemble import Assembler, assemble_group
 from .errors import GraphError
 from .fuse import fuse, live_after, split_groups
@@ -91,6 +92,7 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], ctx: CompileCo
         ctx.report.graph("compiled")
         ctx.report.not_cached(f"{symbols.refusal}; it runs op by op")
         return run_eagerly(gm)
+    admit(gm, device_type(ctx))
     parts = _key(gm, example_inputs, symbols, ctx)
     if parts is not None:
         found, parts = _stored(gm, parts, symbols, ctx)
@@ -128,7 +130,7 @@ def generate(
     report = ctx.report
     interpreted = ctx.runtime is not None and ctx.runtime.name == "interpreter"
     with report.phase("lowering"):
-        lowering = Lowering(gm, "cpu" if interpreted else "cuda", symbols)
+        lowering = Lowering(gm, device_type(ctx), symbols)
         graph = lowering.run()
         report.count_operators("lowered", lowering.lowered_ops)
         report.count_operators("fallback", lowering.fallback_ops)
@@ -165,6 +167,11 @@ def generate(
     with report.phase("host"):
         program = plan(assembler.finish(builder.kernels, lowering.symbols.guards()))
     return program, builder.kernels, futures
+
+
+def device_type(ctx: CompileContext) -> str:
+    """Torch's name of the devices that are the target: the CPU's for the interpreter."""
+    return "cpu" if ctx.runtime is not None and ctx.runtime.name == "interpreter" else "cuda"
 
 
 @lru_cache(maxsize=64)

@@ -18,7 +18,8 @@ class Report:
     """Counts and times of one run; safe to use from several threads.
 
     ``graphs`` has total, compiled, from_store, and uncached (compiled, but not storable; a part of
-    compiled). ``uncached`` holds the reasons, ``refused`` why stored graphs were not used.
+    compiled). ``uncached`` holds the reasons, ``refused`` why stored graphs were not used,
+    ``eager`` one reason for each graph that could not be compiled and runs eagerly.
     ``emitted`` holds (kernel name, ``time.monotonic()`` seconds) of every distinct kernel text in
     order.
     """
@@ -29,6 +30,7 @@ class Report:
         self.phases: dict[str, float] = {}
         self.uncached: list[str] = []
         self.refused: list[str] = []
+        self.eager: list[str] = []
         self.emitted: list[tuple[str, float]] = []
         self.operators: dict[str, dict[str, int]] = {"lowered": {}, "fallback": {}}
 
@@ -48,6 +50,11 @@ class Report:
         """Note that a graph was in the store and could not be used, and why."""
         with self._lock:
             self.refused.append(reason)
+
+    def runs_eagerly(self, reason: str) -> None:
+        """Note that a graph could not be compiled and runs eagerly, and why."""
+        with self._lock:
+            self.eager.append(reason)
 
     def add_phase(self, name: str, seconds: float) -> None:
         """Add to a phase's total."""

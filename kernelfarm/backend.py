@@ -134,6 +134,7 @@ def _guarded(
 
 
 def _fell_back(error: Exception) -> None:
+    REPORT.runs_eagerly(said(error))
     NOTICES.tell(
         f"eager_{type(error).__name__}",
         f"kernelfarm: a graph could not be compiled and is run eagerly: {said(error)} "
