@@ -25,6 +25,7 @@ _WHOLE: tuple[Any, ...] = (
     aten.embedding_dense_backward,  # one sum at positions; its library call is deterministic
     # its parts give the weights where the backward wants their logarithmic sums
     aten._scaled_dot_product_flash_attention_for_cpu,
+    aten.linspace,  # its parts round integers otherwise than eager
     aten.native_dropout,  # its parts compare in the operand's own dtype: 8 bits for bfloat16
 )
 
