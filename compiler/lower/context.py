@@ -34,9 +34,12 @@ from ..sym import Size, SizeSymbol, as_size, contiguous_strides, hint, known_mul
 from ..symbols import Symbols
 from .registry import LoweringFn, lowering_for
 
-#: A lazy that is used more than once stays lazy only below these: recomputing it costs less
-#: than writing and reading it (one read, a cast or an add).
-CHEAP_READS, CHEAP_COST = 1, 2
+#: A lazy that is used more than once stays lazy only below these: one read and a little arithmetic
+#: cost less than writing the value and reading it, say a normalised row.
+CHEAP_READS, CHEAP_COST = 1, 8
+#: The same where a library call is among the readers: it needs memory anyway, and each would make
+#: its own.
+CHEAP_FOR_CALLS = 2
 #: A lazy never grows beyond these; a longer chain is cut by a buffer, which fusion may remove.
 MAX_READS, MAX_COST = 24, 400
 
@@ -353,7 +356,8 @@ class Lowering:
         if padded is not None:
             return self.realize(result, padded)
         cost, reads = cost_of(result)
-        shared = len(node.users) > 1 and (reads > CHEAP_READS or cost > CHEAP_COST)
+        cheap = CHEAP_FOR_CALLS if _feeds_calls(node) else CHEAP_COST
+        shared = len(node.users) > 1 and (reads > CHEAP_READS or cost > cheap)
         if shared or reads > MAX_READS or cost > MAX_COST:
             return self.realize(result, tuple(as_size(s) for s in node.meta["val"].stride()))
         return result
@@ -371,6 +375,32 @@ class Lowering:
             elif value is not None and not isinstance(value, (int, float, bool, Expr)):
                 raise LoweringError(item.name, str(item.target), "returns what is no tensor")
             self.graph.outputs.append(value)
+
+
+_VIEWS = ("view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "slice",
+          "unsqueeze", "squeeze", "select", "alias", "detach", "constant_pad_nd")  # fmt: skip
+_CALLS = ("mm", "addmm", "bmm", "baddbmm")
+
+
+def _feeds_calls(node: fx.Node) -> bool:
+    """Whether a library call reads a node's result, or a view of it."""
+    waiting = list(node.users)
+    seen = set(waiting)
+    while waiting:
+        user = waiting.pop()
+        packet = getattr(user.target, "overloadpacket", None)
+        name = "" if packet is None else packet.__name__
+        if name in _VIEWS:
+            waiting += [u for u in user.users if u not in seen]
+            seen |= set(user.users)
+        elif (
+            name in _CALLS
+            or "attention" in name
+            or "convolution" in name
+            or (user.op == "call_function" and packet is not None and not lowering_for(user.target))
+        ):
+            return True
+    return False
 
 
 def _count(table: dict[str, int], name: str) -> None:
