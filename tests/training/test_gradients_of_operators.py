@@ -141,7 +141,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[T, ...]]] = {
 #: Graphs that run op by op, and a word of the reason.
 REFUSED = {
     "inverse": "with_effects", "cholesky": "with_effects", "solve": "with_effects",
-    "complex": "conjugated", "polar": "type complex",
+    "complex": "conjugated", "polar": "complex number",
 }  # fmt: skip
 
 
