@@ -16,6 +16,7 @@ from .index import Index
 from .ir import Buffer, Compute, Extern, LoweredGraph, View
 from .loops import Alignment, Substitution, align, align_whole, memory_order, simplify, substitute
 from .ops import ITEMSIZE
+from .order import Order
 from .split import FILL, pieces_wanted, split
 from .sym import Size, hint
 from .tile import reduces_inner
@@ -45,7 +46,6 @@ class Group:
     reads: set[str]
     writes: set[str]
     origin: tuple[str, ...]
-    deps: set[int] = field(default_factory=set)
     position: int = 0
     adds: set[str] = field(default_factory=set)  # written by other groups before
 
@@ -79,9 +79,11 @@ class Fuser:
         self.groups: dict[int, Group] = {}
         self.writer: dict[str, int] = {}
         self.readers: dict[str, set[int]] = {}
+        self.deps: dict[int, set[int]] = {}
         for position, node in enumerate(graph.nodes):
             self._add(position, node)
         self._order_random(graph)
+        self.order = Order(self.deps)
 
     def _add(self, position: int, node: Compute | Extern) -> None:
         if isinstance(node, Extern):
@@ -108,7 +110,7 @@ class Fuser:
         self.groups[position] = group
         # Two library calls may fill one buffer, part by part: the later one follows the earlier.
         touched = group.reads | group.writes
-        group.deps = {self.writer[b] for b in touched if b in self.writer}
+        self.deps[position] = {self.writer[b] for b in touched if b in self.writer}
         group.adds = {b for b in group.writes if b in self.writer and group.extern is None}
         for name in group.writes:
             self.writer[name] = position
@@ -121,7 +123,7 @@ class Fuser:
         for position, node in enumerate(graph.nodes):
             if isinstance(node, Extern) and _is_random(node.op):
                 if last is not None:
-                    self.groups[position].deps.add(last)
+                    self.deps[position].add(last)
                 last = position
 
     def run(self) -> list[Group]:
@@ -168,7 +170,8 @@ class Fuser:
     def _legal(self, a: Group, b: Group) -> Alignment | None:
         if not a.writes.isdisjoint(b.writes):
             return None  # one adds to what the other stored, elsewhere
-        linked = a.number in b.deps or b.number in a.deps
+        deps = self.order.deps
+        linked = a.number in deps[b.number] or b.number in deps[a.number]
         if not linked and abs(a.position - b.position) > HORIZONTAL_REACH:
             return None
         if len(a.reads | b.reads | a.writes | b.writes) > MAX_BUFFERS:
@@ -176,7 +179,9 @@ class Fuser:
         if sum(len(m[2].stmts) for m in (*a.members, *b.members)) > MAX_STMTS:
             return None
         alignment = self._aligned(a, b, linked)
-        if alignment is None or self._between(a, b) or self._between(b, a):
+        if alignment is None:
+            return None
+        if self.order.detour(a.number, b.number) or self.order.detour(b.number, a.number):
             return None
         return alignment
 
@@ -228,20 +233,6 @@ class Fuser:
                             return False
         return True
 
-    def _between(self, a: Group, b: Group) -> bool:
-        """Whether ``b`` depends on ``a`` through some third group."""
-        stack = [d for d in b.deps if d != a.number]
-        seen = set(stack)
-        while stack:
-            group = self.groups[stack.pop()]
-            if a.number in group.deps:
-                return True
-            for d in group.deps:
-                if d not in seen and d != a.number:
-                    seen.add(d)
-                    stack.append(d)
-        return False
-
     def _fuse(self, a: Group, b: Group, alignment: Alignment) -> None:
         members = [
             (p, n, _renamed(body, alignment.sizes, alignment.rsizes, values))
@@ -254,20 +245,15 @@ class Fuser:
         a.writes |= b.writes
         a.adds |= b.adds
         a.origin = tuple(dict.fromkeys((*a.origin, *b.origin)))
-        a.deps = (a.deps | b.deps) - {a.number, b.number}
         a.position = max(a.position, b.position)
         del self.groups[b.number]
         for name in b.writes:
             if self.writer[name] == b.number:
                 self.writer[name] = a.number
-        for readers in self.readers.values():
-            if b.number in readers:
-                readers.discard(b.number)
-                readers.add(a.number)
-        for group in self.groups.values():
-            if b.number in group.deps:
-                group.deps.discard(b.number)
-                group.deps.add(a.number)
+        for name in b.reads:
+            self.readers[name].discard(b.number)
+            self.readers[name].add(a.number)
+        self.order.merge(a.number, b.number)
 
     def _ordered(self) -> list[Group]:
         out: list[Group] = []
@@ -276,7 +262,7 @@ class Fuser:
         while waiting:
             rest: list[Group] = []
             for group in waiting:
-                if group.deps <= placed:
+                if self.order.deps[group.number] <= placed:
                     out.append(group)
                     placed.add(group.number)
                 else:

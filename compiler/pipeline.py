@@ -40,7 +40,7 @@ from .seam.toolchain import Toolchain
 from .service import Compiled, GraphStore, KernelService, KeyParts, Priority
 from .stored import open_stored
 from .symbols import Symbols
-from .turns import short_turns
+from .turns import no_collection, short_turns
 
 #: So many programs may be stored for one graph, for sizes that break each other's guards.
 _MAX_VARIANTS = 8
@@ -127,6 +127,13 @@ def generate(
 
     With an interpreter as the runtime nothing is submitted and the list of futures is empty.
     """
+    with no_collection():
+        return _generate(gm, ctx, symbols)
+
+
+def _generate(
+    gm: GraphModule, ctx: CompileContext, symbols: Symbols | None
+) -> tuple[host.HostProgram, list[Kernel], list[Future[Compiled]]]:
     report = ctx.report
     interpreted = ctx.runtime is not None and ctx.runtime.name == "interpreter"
     with report.phase("lowering"):
