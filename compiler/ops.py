@@ -224,14 +224,14 @@ _op("sign", 1, "kf.sign({0})", cost=3)
 for _name in ("pow", "atan2", "hypot", "copysign", "nextafter"):
     _op(_name, 2, f"libdevice.{_name}({{0}}, {{1}})", cost=30)
 
-# random numbers of (seed, position, number of the operator), all int64; see trace.random_ops
-_op("uniform", 3, "kf.uniform({0}, {1}, {2})", _single, cost=70)
-_op("uniform64", 3, "kf.uniform64({0}, {1}, {2})", _double, cost=75)
-_op("uniform_f16", 3, "kf.uniform_f16({0}, {1}, {2})", _single, cost=70)
-_op("uniform_bf16", 3, "kf.uniform_bf16({0}, {1}, {2})", _single, cost=70)
-_op("normal", 3, "kf.normal({0}, {1}, {2})", _single, cost=110)
-_op("normal64", 3, "kf.normal64({0}, {1}, {2})", _double, cost=150)
-_op("bits", 3, "kf.bits({0}, {1}, {2})", cost=70)
+# random numbers of (seed, position), both int64; see trace.random_ops
+_op("uniform", 2, "kf.uniform({0}, {1})", _single, cost=70)
+_op("uniform64", 2, "kf.uniform64({0}, {1})", _double, cost=75)
+_op("uniform_f16", 2, "kf.uniform_f16({0}, {1})", _single, cost=70)
+_op("uniform_bf16", 2, "kf.uniform_bf16({0}, {1})", _single, cost=70)
+_op("normal", 2, "kf.normal({0}, {1})", _single, cost=110)
+_op("normal64", 2, "kf.normal64({0}, {1})", _double, cost=150)
+_op("bits", 2, "kf.bits({0}, {1})", cost=70)
 
 #: Names with their own printing: structure rather than arithmetic.
 STRUCTURAL = frozenset(

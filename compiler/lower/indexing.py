@@ -131,7 +131,7 @@ def gather(
     ctx: Lowering, a: Tensor, dim: int, indices: Tensor, *, sparse_grad: bool = False
 ) -> Any:
     """One element for each element of ``indices``, displaced along one dimension."""
-    if not a.sizes or not indices.sizes:
+    if not a.sizes or len(indices.sizes) != len(a.sizes):
         return NotImplemented
     dim %= len(a.sizes)
     a = _once(ctx, a, ctx.out_sizes())

@@ -95,14 +95,14 @@ def signbit64(a):
     return a.to(tl.int64, bitcast=True) < 0
 
 
-# Random numbers: Philox with the seed as its key and (position, number) as its counter. The same
+# Random numbers: Philox with the seed as its key and the position as its counter. The same
 # arithmetic stands in compiler/trace/random_ops.py for graphs that run op by op.
 
 
 @triton.jit
-def _words(seed, position, number):
-    which = number.to(tl.uint32)
-    return tl.philox(seed, position.to(tl.uint32), (position >> 32).to(tl.uint32), which, which * 0)
+def _words(seed, position):
+    low, high = position.to(tl.uint32), (position >> 32).to(tl.uint32)
+    return tl.philox(seed, low, high, low * 0, low * 0)
 
 
 @triton.jit
@@ -111,20 +111,20 @@ def _leading(word, dropped, scale):
 
 
 @triton.jit
-def uniform(seed, position, number):
-    a, _b, _c, _d = _words(seed, position, number)
+def uniform(seed, position):
+    a, _b, _c, _d = _words(seed, position)
     return _leading(a, 8, 5.9604644775390625e-08)
 
 
 @triton.jit
-def uniform_f16(seed, position, number):
-    a, _b, _c, _d = _words(seed, position, number)
+def uniform_f16(seed, position):
+    a, _b, _c, _d = _words(seed, position)
     return _leading(a, 21, 0.00048828125)
 
 
 @triton.jit
-def uniform_bf16(seed, position, number):
-    a, _b, _c, _d = _words(seed, position, number)
+def uniform_bf16(seed, position):
+    a, _b, _c, _d = _words(seed, position)
     return _leading(a, 24, 0.00390625)
 
 
@@ -135,31 +135,31 @@ def _uniform53(high, low):
 
 
 @triton.jit
-def uniform64(seed, position, number):
-    a, b, _c, _d = _words(seed, position, number)
+def uniform64(seed, position):
+    a, b, _c, _d = _words(seed, position)
     return _uniform53(a, b)
 
 
 @triton.jit
-def normal(seed, position, number):
+def normal(seed, position):
     # Box and Muller; the half keeps the logarithm finite
-    a, b, _c, _d = _words(seed, position, number)
+    a, b, _c, _d = _words(seed, position)
     first = (a.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     radius = libdevice.sqrt(-2.0 * libdevice.log(first))
     return radius * libdevice.cos(_leading(b, 8, 5.9604644775390625e-08) * 6.283185307179586)
 
 
 @triton.jit
-def normal64(seed, position, number):
-    a, b, c, d = _words(seed, position, number)
+def normal64(seed, position):
+    a, b, c, d = _words(seed, position)
     first = _uniform53(a, b) + 5.551115123125783e-17
     radius = libdevice.sqrt(-2.0 * libdevice.log(first))
     return radius * libdevice.cos(_uniform53(c, d) * 6.283185307179586)
 
 
 @triton.jit
-def bits(seed, position, number):
-    a, b, _c, _d = _words(seed, position, number)
+def bits(seed, position):
+    a, b, _c, _d = _words(seed, position)
     return ((a & 0x7FFFFFFF).to(tl.int64) << 32) | b.to(tl.int64)
 
 

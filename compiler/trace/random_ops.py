@@ -1,11 +1,12 @@
 """Random numbers as pure functions of a seed: the operators that stand in a graph for eager's.
 
-``kernelfarm::uniform``, ``normal`` and ``bits`` take a seed (one int64 in memory), the number of
-the operator in its graph, a shape, and the order of the dimensions in memory, outermost first.
-Element i (row-major) is what Philox-4x32-10 makes of the
-seed as its key and of (i, number) as its counter, so equal arguments give equal numbers whenever
-and wherever they are computed: in a kernel (`seam.devicelib` has the same arithmetic), or here, by
-torch operators, where a graph runs op by op.
+``kernelfarm::seed`` takes one row of the seeds that a graph has drawn, for one random operator.
+``uniform``, ``normal`` and ``bits`` take one of them, a shape, and the order of the
+dimensions in memory, outermost first. Element i (row-major) is what Philox-4x32-10 makes of the
+seed as its key and of i as its counter, so equal arguments give equal numbers whenever and wherever
+they are computed: in a kernel (`seam.devicelib` has the same arithmetic), or here, by torch
+operators, where a graph runs op by op. A seed is data and no constant of a kernel, so that the
+dropouts of all layers are one kernel.
 """
 
 from __future__ import annotations
@@ -29,23 +30,32 @@ PRECISION = {
     torch.float64: 53,
 }
 
-_SHAPE = "Tensor seed, int number, SymInt[] size, int[] order"
+_SHAPE = "Tensor seed, SymInt[] size, int[] order"
 _LIBRARY = torch.library.Library("kernelfarm", "DEF")
+_LIBRARY.define("seed(Tensor seeds, int row) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _LIBRARY.define(f"uniform({_SHAPE}, ScalarType dtype) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _LIBRARY.define(f"normal({_SHAPE}, ScalarType dtype) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _LIBRARY.define(f"bits({_SHAPE}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 
 
-def words(seed: torch.Tensor, number: int, count: int) -> tuple[torch.Tensor, ...]:
+def _seed(seeds: torch.Tensor, row: int) -> torch.Tensor:
+    return seeds[row].clone()
+
+
+def _shaped_seed(seeds: torch.Tensor, row: int) -> torch.Tensor:
+    return seeds.new_empty(seeds.shape[1])
+
+
+def words(seed: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
     """Return the four 32-bit words of the first ``count`` elements, as int64 tensors."""
     position = torch.arange(count, dtype=torch.int64, device=seed.device)
-    return words_at(seed, number, position)
+    return words_at(seed, position)
 
 
-def words_at(seed: torch.Tensor, number: int, position: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def words_at(seed: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the four 32-bit words of the elements at these positions, as int64 tensors."""
-    c = [position & _LOW, (position >> 32) & _LOW, torch.full_like(position, number)]
-    c.append(torch.zeros_like(position))
+    zero = torch.zeros_like(position)
+    c = [position & _LOW, (position >> 32) & _LOW, zero, zero]
     key = seed.reshape(-1)[:1]
     k = [key & _LOW, (key >> 32) & _LOW]
     for _ in range(_ROUNDS):
@@ -95,31 +105,33 @@ def _placed(flat: torch.Tensor, size: Sequence[int], order: Sequence[int]) -> to
     return out.copy_(flat.view(size))
 
 
-def _uniform(
-    seed: torch.Tensor, number: int, size: Any, order: Any, dtype: torch.dtype
-) -> torch.Tensor:
-    flat = uniform_from(words(seed, number, math.prod(size)), dtype)
+def _uniform(seed: torch.Tensor, size: Any, order: Any, dtype: torch.dtype) -> torch.Tensor:
+    flat = uniform_from(words(seed, math.prod(size)), dtype)
     return _placed(flat, size, order)
 
 
-def _normal(
-    seed: torch.Tensor, number: int, size: Any, order: Any, dtype: torch.dtype
-) -> torch.Tensor:
-    flat = normal_from(words(seed, number, math.prod(size)), dtype)
+def _normal(seed: torch.Tensor, size: Any, order: Any, dtype: torch.dtype) -> torch.Tensor:
+    flat = normal_from(words(seed, math.prod(size)), dtype)
     return _placed(flat, size, order)
 
 
-def _bits(seed: torch.Tensor, number: int, size: Any, order: Any) -> torch.Tensor:
-    return _placed(bits_from(words(seed, number, math.prod(size))), size, order)
+def _bits(seed: torch.Tensor, size: Any, order: Any) -> torch.Tensor:
+    return _placed(bits_from(words(seed, math.prod(size))), size, order)
 
 
 def _shaped(
-    seed: torch.Tensor, number: int, size: Any, order: Any, dtype: torch.dtype = torch.int64
+    seed: torch.Tensor, size: Any, order: Any, dtype: torch.dtype = torch.int64
 ) -> torch.Tensor:
     return torch.empty_permuted(size, order, dtype=dtype, device=seed.device)
 
 
-for _name, _function in (("uniform", _uniform), ("normal", _normal), ("bits", _bits)):
-    for _key in ("CPU", "CUDA"):
-        _LIBRARY.impl(_name, _function, _key)
-    torch.library.register_fake(f"kernelfarm::{_name}", _shaped, lib=_LIBRARY)
+_IMPLEMENTED = (
+    ("seed", _seed, _shaped_seed),
+    ("uniform", _uniform, _shaped),
+    ("normal", _normal, _shaped),
+    ("bits", _bits, _shaped),
+)
+for _name, _function, _fake in _IMPLEMENTED:
+    for _device in ("CPU", "CUDA"):
+        _LIBRARY.impl(_name, _function, _device)
+    torch.library.register_fake(f"kernelfarm::{_name}", _fake, lib=_LIBRARY)

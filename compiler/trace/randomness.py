@@ -1,10 +1,10 @@
-"""Random operators of a joint graph become pure functions of one seed.
+"""Random operators of a joint graph become pure functions of a seed.
 
 Eager's generators count launches and threads, which no compiled program repeats. Here each graph
-draws one seed for each device and call, from torch's own generator of that device, and every
-random operator gets a number of its own; what it computes (`random_ops`) depends on nothing else.
-The rewrite comes before the graph is split, so a backward that computes something again, whether
-the partitioner or a checkpoint wants it, sees the same numbers, and draws none.
+draws one seed for each random operator and call, all at once, from torch's own generator of the
+device; what the operator computes (`random_ops`) depends on nothing else. The rewrite comes before
+the graph is split, so a backward that computes something again, whether the partitioner or a
+checkpoint wants it, sees the same numbers, and draws none.
 
 What stays random (operators that are not ours, and all of them under the knob ``fallback_random``)
 is never computed twice: its results are saved.
@@ -22,6 +22,7 @@ import torch
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .random_ops import PRECISION
@@ -29,9 +30,6 @@ from .random_ops import PRECISION
 aten = torch.ops.aten
 ours = torch.ops.kernelfarm
 _CONVERT = torch.ops.prims.convert_element_type.default
-
-#: Marks a node that draws a seed.
-_SEED = "kernelfarm_seed"
 
 #: Replaces one node; returns what stands for it, or for each of its results.
 Rewrite = Callable[["_Rewriter", Node], Node | tuple[Node, ...] | None]
@@ -147,16 +145,18 @@ def replace_random(graph: Graph) -> int:
     rewriter = _Rewriter(graph)
     for node in list(graph.nodes):
         rewriter.visit(node)
+    rewriter.finish()
     return rewriter.count
 
 
 class _Rewriter:
-    """One pass over one graph: a seed for each device, a number for each operator."""
+    """One pass over one graph: a seed for each random operator, all drawn at once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.count = 0
-        self._seeds: dict[torch.device, Node] = {}
+        self._draws: dict[torch.device, Node] = {}
+        self._counts: dict[torch.device, int] = {}
         self._source: Node | None = None
 
     def visit(self, node: Node) -> None:
@@ -165,7 +165,7 @@ class _Rewriter:
         if not isinstance(target, torch._ops.OpOverload) or not draws(node):
             return
         rewrite = _REWRITES.get(target)
-        if rewrite is None or node.kwargs.get("generator") is not None or _SEED in node.meta:
+        if rewrite is None or node.kwargs.get("generator") is not None:
             return
         self._source = node
         with self.graph.inserting_before(node):
@@ -194,12 +194,10 @@ class _Rewriter:
         return node
 
     def numbers(self, op: Any, node: Node, *dtype: torch.dtype) -> Node:
-        """Add ``op`` with a number of its own, for a result of the shape and layout of ``node``."""
+        """Add ``op`` with a seed of its own, for a result of the shape and layout of ``node``."""
         value = _first(node.meta["val"])
         size = [self._size(node, d, s) for d, s in enumerate(value.shape)]
-        return self.emit(
-            op, self._seed(value.device), self.count, size, memory_order(value), *dtype
-        )
+        return self.emit(op, self._seed(value.device), size, memory_order(value), *dtype)
 
     def _size(self, node: Node, d: int, size: Any) -> Any:
         if isinstance(size, int):
@@ -212,21 +210,34 @@ class _Rewriter:
         return found
 
     def _seed(self, device: torch.device) -> Node:
-        if device not in self._seeds:
+        if device not in self._draws:
             first = next(n for n in self.graph.nodes if n.op != "placeholder")
             with self.graph.inserting_before(first):
-                limits = torch.iinfo(torch.int64)
-                seed = self.graph.call_function(
-                    aten.randint.low,
-                    (limits.min, limits.max, [1]),
-                    {"dtype": torch.int64, "device": device, "pin_memory": False},
-                )
-            assert self._source is not None
-            _describe(seed, self._source)
-            seed.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-            seed.meta[_SEED] = True
-            self._seeds[device] = seed
-        return self._seeds[device]
+                self._draws[device] = self._draw(device, 1)
+        row = self._counts.get(device, 0)
+        self._counts[device] = row + 1
+        return self.emit(ours.seed.default, self._draws[device], row)
+
+    def _draw(self, device: torch.device, rows: int) -> Node:
+        """Draw ``rows`` seeds, each at an address that kernels take for aligned."""
+        limits = torch.iinfo(torch.int64)
+        draw = self.graph.call_function(
+            aten.randint.low,
+            (limits.min, limits.max, [rows, 2]),
+            {"dtype": torch.int64, "device": device, "pin_memory": False},
+        )
+        assert self._source is not None
+        _describe(draw, self._source)
+        draw.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        return draw
+
+    def finish(self) -> None:
+        """Let each draw be for as many seeds as were asked for."""
+        for device, draw in self._draws.items():
+            with self.graph.inserting_before(draw):
+                whole = self._draw(device, self._counts[device])
+            draw.replace_all_uses_with(whole)
+            self.graph.erase_node(draw)
 
 
 def memory_order(value: torch.Tensor) -> list[int]:
@@ -250,7 +261,7 @@ def _describe(node: Node, source: Node) -> None:
     with mode:
         result = node.target(*args, **kwargs)  # type: ignore[operator]
     node.meta["val"] = result
-    node.meta["tensor_meta"] = torch.fx.passes.shape_prop._extract_tensor_metadata(result)
+    node.meta["tensor_meta"] = _extract_tensor_metadata(result)
 
 
 def _value(argument: Any) -> Any:

@@ -150,3 +150,13 @@ def test_writes_at_negative_positions_are_never_the_last(name: str) -> None:
     graph = Lowering(trace(fn, (x, good, source)), device_type="cpu").run()
     (got,) = execute(graph, (x, torch.tensor([-1]), source))
     assert torch.equal(got[1:], (x[1:] + 1) * 2)
+
+
+def test_gather_of_no_position_may_have_another_rank() -> None:
+    """Eager takes an empty position tensor of any rank; that is a library call."""
+    check(
+        lambda x, i: torch.gather(x, 0, i) + 1,
+        rand(5),
+        torch.zeros(2, 0, dtype=torch.int64),
+        fallbacks=["aten.gather.default"],
+    )

@@ -73,12 +73,6 @@ def _trunc_div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.div(a, _safe_divisor(b), rounding_mode="trunc")
 
 
-def _words(
-    seed: torch.Tensor, position: torch.Tensor, number: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    return random_ops.words_at(seed, int(number), position)
-
-
 OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "add": torch.add,
     "sub": torch.sub,
@@ -95,13 +89,17 @@ OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "not": torch.bitwise_not,
     "shift_left": torch.bitwise_left_shift,
     "shift_right": torch.bitwise_right_shift,
-    "uniform": lambda *a: random_ops.uniform_from(_words(*a), torch.float32),
-    "uniform64": lambda *a: random_ops.uniform_from(_words(*a), torch.float64),
-    "uniform_f16": lambda *a: random_ops.uniform_from(_words(*a), torch.float16).float(),
-    "uniform_bf16": lambda *a: random_ops.uniform_from(_words(*a), torch.bfloat16).float(),
-    "normal": lambda *a: random_ops.normal_from(_words(*a), torch.float32),
-    "normal64": lambda *a: random_ops.normal_from(_words(*a), torch.float64),
-    "bits": lambda *a: random_ops.bits_from(_words(*a)),
+    "uniform": lambda *a: random_ops.uniform_from(random_ops.words_at(*a), torch.float32),
+    "uniform64": lambda *a: random_ops.uniform_from(random_ops.words_at(*a), torch.float64),
+    "uniform_f16": lambda *a: random_ops.uniform_from(
+        random_ops.words_at(*a), torch.float16
+    ).float(),
+    "uniform_bf16": lambda *a: random_ops.uniform_from(
+        random_ops.words_at(*a), torch.bfloat16
+    ).float(),
+    "normal": lambda *a: random_ops.normal_from(random_ops.words_at(*a), torch.float32),
+    "normal64": lambda *a: random_ops.normal_from(random_ops.words_at(*a), torch.float64),
+    "bits": lambda *a: random_ops.bits_from(random_ops.words_at(*a)),
 }
 
 

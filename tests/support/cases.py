@@ -66,10 +66,10 @@ def _random(seed: torch.Tensor) -> tuple[torch.Tensor, ...]:
     ops = torch.ops.kernelfarm
     shape = ([9, 60], [0, 1])
     return (
-        *(ops.uniform(seed, n, *shape, d) for n, d in enumerate(RANDOM)),
-        *(ops.normal(seed, n, *shape, d) for n, d in enumerate(RANDOM)),
-        ops.bits(seed, 7, *shape),
-        torch.where(ops.uniform(seed, 9, *shape, torch.float32) < 0.9, 1.0, 0.0).sum(-1),
+        *(ops.uniform(seed, *shape, d) for d in RANDOM),
+        *(ops.normal(seed, *shape, d) for d in RANDOM),
+        ops.bits(seed, *shape),
+        torch.where(ops.uniform(seed, *shape, torch.float32) < 0.9, 1.0, 0.0).sum(-1),
     )
 
 

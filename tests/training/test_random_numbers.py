@@ -16,7 +16,7 @@ from kernelfarm.compiler.trace import random_ops
 ours = torch.ops.kernelfarm
 
 
-def _kernel(name: str, seed: int, number: int, positions: list[int]) -> np.ndarray:
+def _kernel(name: str, seed: int, positions: list[int]) -> np.ndarray:
     """What a device function gives at these positions, by the interpreter."""
     lang = language()
 
@@ -25,13 +25,13 @@ def _kernel(name: str, seed: int, number: int, positions: list[int]) -> np.ndarr
         handle = lang.interpreter.TensorHandle(data, lang.tl.int64)
         return lang.tl.tensor(handle, lang.tl.block_type(lang.tl.int64, [len(values)]))
 
-    result = getattr(lang.kf, name)(block([seed]), block(positions), block([number]))
+    result = getattr(lang.kf, name)(block([seed]), block(positions))
     return result.handle.data
 
 
 def test_the_generator_is_philox():
-    """Seed, position and number zero give the published words for key and counter zero."""
-    words = random_ops.words_at(torch.zeros(1, dtype=torch.int64), 0, torch.zeros(1).long())
+    """Seed and position zero give the published words for key and counter zero."""
+    words = random_ops.words_at(torch.zeros(1, dtype=torch.int64), torch.zeros(1).long())
     assert [int(w) for w in words] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
@@ -42,7 +42,7 @@ PLACES = [0, 1023, 2**31 - 1, 2**31, 2**32 - 1, 2**32 + 1, 2**40 + 7, 2**62 + 3]
 def test_kernels_and_torch_operators_draw_the_same_numbers(seed):
     """Uniform numbers and bits agree exactly, normal ones to rounding, at positions of 64 bits."""
     at = torch.tensor(PLACES)
-    words = random_ops.words_at(torch.tensor([seed]), 77, at)
+    words = random_ops.words_at(torch.tensor([seed]), at)
     same = {
         "uniform": torch.float32,
         "uniform64": torch.float64,
@@ -51,22 +51,22 @@ def test_kernels_and_torch_operators_draw_the_same_numbers(seed):
     }
     for name, dtype in same.items():
         want = random_ops.uniform_from(words, dtype).double().numpy()
-        np.testing.assert_array_equal(_kernel(name, seed, 77, PLACES).astype(np.float64), want)
+        np.testing.assert_array_equal(_kernel(name, seed, PLACES).astype(np.float64), want)
     np.testing.assert_array_equal(
-        _kernel("bits", seed, 77, PLACES), random_ops.bits_from(words).numpy()
+        _kernel("bits", seed, PLACES), random_ops.bits_from(words).numpy()
     )
     for name, dtype in {"normal": torch.float32, "normal64": torch.float64}.items():
         want = random_ops.normal_from(words, dtype).numpy()
-        np.testing.assert_allclose(_kernel(name, seed, 77, PLACES), want, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(_kernel(name, seed, PLACES), want, rtol=1e-4, atol=1e-6)
 
 
 def test_positions_far_apart_share_no_numbers():
     """Elements that agree in the lower 32 bits of their position are unrelated."""
     near = torch.arange(4096)
     seed = torch.tensor([5])
-    low = random_ops.uniform_from(random_ops.words_at(seed, 0, near), torch.float64)
+    low = random_ops.uniform_from(random_ops.words_at(seed, near), torch.float64)
     for shift in (32, 40, 55):
-        far = random_ops.uniform_from(random_ops.words_at(seed, 0, near + (1 << shift)), low.dtype)
+        far = random_ops.uniform_from(random_ops.words_at(seed, near + (1 << shift)), low.dtype)
         assert abs(torch.corrcoef(torch.stack([low, far]))[0, 1]) < 5 / math.sqrt(4096)
 
 
@@ -305,3 +305,22 @@ def test_feature_and_alpha_dropout_compile(compiled):
     alpha = compiled(lambda x: F.alpha_dropout(x, 0.2, training=True))(torch.randn(100, 100))
     assert abs(alpha.mean()) < 0.06
     assert abs(alpha.std() - 1) < 0.06
+
+
+def test_the_dropouts_of_all_layers_are_one_kernel(backend, compiled):
+    """A seed is data: equal layers need equal kernels, whatever they draw."""
+    x = torch.randn(64, 32)
+
+    def fn(x):
+        for _ in range(6):
+            x = F.dropout(torch.tanh(x), 0.1) @ x.t() @ x
+        return x
+
+    compiled(fn)(x)
+    assert len({name for name, _ in backend.REPORT.emitted}) == 1
+
+
+def test_one_draw_serves_a_graph(backend, compiled):
+    """However many random operators there are, the generator is asked once a call."""
+    compiled(lambda x: F.dropout(x, 0.5) + torch.rand_like(x) * torch.randn_like(x))(torch.ones(9))
+    assert backend.REPORT.operators["fallback"] == {"aten.randint.low": 1}
