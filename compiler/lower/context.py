@@ -158,6 +158,9 @@ class Lowering:
             strides is None or same_layout(tensor.sizes, tensor.strides, strides)
         ):
             return tensor
+        if tensor.dtype not in KERNEL_DTYPES:
+            where = (self.node.name, str(self.node.target)) if self.node is not None else ("", "")
+            raise LoweringError(*where, f"{tensor.dtype} would have to be moved by a kernel")
         sizes = tensor.sizes
         wanted = contiguous_strides(sizes)
         if strides is not None and (is_dense(sizes, strides) or is_writable(sizes, strides)):

@@ -179,8 +179,11 @@ def _check_layout(
     tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], message: str
 ) -> None:
     found = (tuple(tensor.size()), tuple(tensor.stride()))
-    if found[0] == sizes and all(
-        n == 1 or have == want for n, have, want in zip(sizes, found[1], strides, strict=True)
+    if found[0] == sizes and (
+        0 in sizes
+        or all(
+            n == 1 or have == want for n, have, want in zip(sizes, found[1], strides, strict=True)
+        )
     ):
         return
     raise LayoutError(message, (sizes, strides), found)

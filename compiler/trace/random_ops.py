@@ -31,7 +31,7 @@ PRECISION = {
 }
 
 _SHAPE = "Tensor seed, SymInt[] size, int[] order"
-_LIBRARY = torch.library.Library("kernelfarm", "DEF")
+_LIBRARY = torch.library.Library("kernelfarm", "FRAGMENT")
 _LIBRARY.define("seed(Tensor seeds, int row) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _LIBRARY.define(f"uniform({_SHAPE}, ScalarType dtype) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _LIBRARY.define(f"normal({_SHAPE}, ScalarType dtype) -> Tensor", tags=torch.Tag.pt2_compliant_tag)

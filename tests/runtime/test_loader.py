@@ -6,6 +6,7 @@ import gc
 import traceback
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -264,6 +265,20 @@ def test_layout_assertions(double: SourceRequest) -> None:
     call([torch.zeros(8, 4)])
     with pytest.raises(LayoutError, match=r"x was traced contiguous.*found"):
         call([torch.zeros(4, 8).t()])
+
+
+def test_a_tensor_without_elements_has_no_layout(double: SourceRequest) -> None:
+    """Strides of nothing do not matter; the sizes still do."""
+    spec = replace(SPEC, sizes=(0, 4, 4), strides=(16, 4, 1))
+    program = host.HostProgram(
+        (host.Input("x", spec),),
+        lines=(host.Assert("x", spec, "x was traced contiguous"),),
+        outputs=(host.Ref("x"),),
+    )
+    call = load(program)
+    call([torch.zeros(0, 4, 4).mT])
+    with pytest.raises(LayoutError, match="x was traced"):
+        call([torch.zeros(0, 4, 5)])
 
 
 def test_an_input_on_another_kind_of_device_is_named() -> None:

@@ -28,7 +28,7 @@ UNARY: tuple[Callable[[T], T], ...] = (
     lambda x: F.leaky_relu(x, 0.2), lambda x: x * 0.5 - 0.25, lambda x: torch.expm1(x.clamp(max=1)),
     lambda x: torch.where(x > 0.3, x * 2, x - 1), lambda x: x.masked_fill(x < -1, 0.25),
     lambda x: x.sign() * x, lambda x: torch.atan(x) + torch.asinh(x), lambda x: x / 3,
-    lambda x: F.softshrink(x) + F.hardsigmoid(x), lambda x: torch.nan_to_num(x), lambda x: -x + 1,
+    lambda x: F.softshrink(x) + F.softsign(x), lambda x: torch.nan_to_num(x), lambda x: -x + 1,
     lambda x: x.detach() * x, lambda x: torch.cosh(x.clamp(-2, 2)), lambda x: 2 - x,
     lambda x: x % 3,
 )  # fmt: skip

