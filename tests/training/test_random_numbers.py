@@ -110,6 +110,7 @@ def test_dropout_keeps_its_share_and_scale(compiled, dtype, p):
     assert abs(float(kept.double().mean()) - (1 - p)) < 5 * deviation
 
 
+@pytest.mark.slow
 def test_dropout_in_bfloat16_is_not_quantised(compiled):
     """A probability finer than eight bits is kept: 0.4 percent and not the nearest 1/256."""
     out = compiled(lambda x: F.dropout(x, 0.001))(torch.ones(200, 400, dtype=torch.bfloat16))
@@ -203,6 +204,7 @@ def test_a_memory_budget_never_draws_twice(compiled, budget, fallback):
     torch.testing.assert_close(x.grad, factor * torch.cos(x.detach()), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_distributions(compiled):
     """Mean, deviation and range of every distribution that we draw ourselves."""
     n = 6_000
@@ -238,6 +240,7 @@ def test_distributions(compiled):
             assert value.max() < high, position
 
 
+@pytest.mark.slow
 def test_normal_numbers_have_the_moments_of_the_normal_distribution(compiled):
     """Skewness zero, kurtosis three, and neighbours are not correlated."""
     x = compiled(lambda x: torch.randn_like(x))(torch.zeros(30_000)).double()
