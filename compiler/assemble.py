@@ -129,8 +129,11 @@ class Assembler:
         return self._size(value) if isinstance(value, Expr) else value
 
     def _view(self, view: View) -> str:
-        """The name of a view, with a Reinterpret line the first time unless it is whole."""
-        if view.is_whole:
+        """The name of a view, with a Reinterpret line the first time unless it is the buffer.
+
+        Strides count even along dimensions of one element: libraries choose a layout by them.
+        """
+        if view.is_whole and view.strides == view.buffer.strides:
             return view.buffer.name
         strides = tuple(self._size(s) for s in view.strides)
         sizes = tuple(self._size(s) for s in view.sizes)

@@ -11,6 +11,7 @@ writing     writes and sums at positions that are data
 softmax, norm   whole operators of several loops   random   numbers of a seed
 matmul      products whose rows need padding      attention  masks that forbid the future
 conjugate   marks that eager resolves at a read
+pooling     windows of an image, repeated pixels
 
 Importing this package registers all of them.
 """
@@ -26,6 +27,7 @@ from . import (  # noqa: F401  (each import registers lowerings)
     norm,
     numeric,
     pointwise,
+    pooling,
     random,
     reductions,
     scatter,

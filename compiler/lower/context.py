@@ -157,7 +157,9 @@ class Lowering:
         if isinstance(tensor, View) and (
             strides is None or same_layout(tensor.sizes, tensor.strides, strides)
         ):
-            return tensor
+            if strides is None or tensor.strides == strides:
+                return tensor
+            return View(tensor.buffer, tensor.sizes, strides, tensor.offset, tensor.dtype)
         if tensor.dtype not in KERNEL_DTYPES:
             where = (self.node.name, str(self.node.target)) if self.node is not None else ("", "")
             raise LoweringError(*where, f"{tensor.dtype} would have to be moved by a kernel")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch.fx.experimental import proxy_tensor
 
 from ..seam.target import Target
@@ -113,5 +114,5 @@ def _convolution_layout(original: Callable[..., Any], target: Target) -> Callabl
 
 
 def _suggests(tensor: Tensor, wanted: torch.memory_format) -> bool:
-    """Is this its layout, and not also the plain one (as it is for one channel)?"""
-    return tensor.is_contiguous(memory_format=wanted) and not tensor.is_contiguous()
+    """Do its strides read as this layout? (With one channel they read as the plain one.)"""
+    return suggest_memory_format(tensor) == wanted

@@ -17,6 +17,7 @@ from ..seam.target import Target
 from .choices import make_choices
 from .clock import Recorder, backend_took
 from .decomposition import decomposition_table
+from .layout import propagate_layout
 from .randomness import partition, replace_random
 from .tidy import tidy
 
@@ -82,8 +83,11 @@ def compile_fx(
 
     def compiler(kind: GraphKind) -> Any:
         def compile_one(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
-            if kind == "inference" and not fallback_random:
-                replace_random(gm.graph)
+            if kind == "inference":
+                if not fallback_random:
+                    replace_random(gm.graph)
+                if propagate_layout(gm.graph, target.device_model):
+                    gm.recompile()
             tidy(gm)
             with inner.running():
                 info = GraphInfo(kind, _static(kind))
@@ -100,7 +104,9 @@ def compile_fx(
             fw_compiler=compiler("forward"),
             bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"),
-            partition_fn=functools.partial(partition, fallback_random=fallback_random),
+            partition_fn=functools.partial(
+                partition, model=target.device_model, fallback_random=fallback_random
+            ),
             decompositions=decomposition_table(),
             # Written-back inputs are AOTAutograd's epilogue, so that our graphs stay functional.
             keep_inference_input_mutations=False,

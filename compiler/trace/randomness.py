@@ -25,6 +25,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ..seam.device import DeviceModel
+from .layout import propagate_layout
 from .random_ops import PRECISION
 
 aten = torch.ops.aten
@@ -36,11 +38,15 @@ Rewrite = Callable[["_Rewriter", Node], Node | tuple[Node, ...] | None]
 
 
 def partition(
-    joint: GraphModule, inputs: Any, *, fallback_random: bool, **options: Any
+    joint: GraphModule, inputs: Any, *, model: DeviceModel, fallback_random: bool, **options: Any
 ) -> tuple[GraphModule, GraphModule]:
-    """Split a joint graph into forward and backward so that no random number is drawn twice."""
+    """Split a joint graph into forward and backward so that no random number is drawn twice.
+
+    Before that its convolutions get the layout that ``model`` prefers.
+    """
     if not fallback_random:
         replace_random(joint.graph)
+    propagate_layout(joint.graph, model)
     left = [node for node in joint.graph.nodes if draws(node)]
     for node in left:
         _save(node)
