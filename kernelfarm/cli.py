@@ -58,7 +58,12 @@ def _warm(options: argparse.Namespace, tell: Tell) -> int:
     try:
         function = find_function(file, name)
         report = warm_function(
-            options.function, function, targets, world, follow=for_stream().target
+            options.function,
+            function,
+            targets,
+            world,
+            dynamic=options.dynamic,
+            follow=for_stream().target,
         )
     finally:
         world.close()
@@ -132,6 +137,9 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         metavar="TARGET",
         help="h200, cuda:90, sm_90, mi300x, ...; may be given several times",
+    )
+    warm.add_argument(
+        "--dynamic", action="store_true", help="one program for all sizes, not one for these"
     )
     _command(commands, "stats", _stats, "say what the store holds")
     _command(commands, "doctor", _doctor, "say which settings are in force and from where")

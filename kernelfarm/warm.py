@@ -89,20 +89,22 @@ def warm_start(
     targets: Sequence[str],
     mode: Literal["infer", "train"] = "infer",
     *,
+    dynamic: bool = False,
     follow: Follow | None = None,
     **settings: Any,
 ) -> WarmReport:
     """Compile ``fn(*args)`` for every target into the store, and return what was done.
 
     ``fn`` is a module or a callable and ``args`` its arguments, real or fake tensors on any
-    device; nothing is run. ``mode`` is "infer" or "train" (forward and backward). ``settings`` are
-    knobs by name. Raises UnknownTarget, KnobError, StoreUnusable and the tracer's TraceError;
+    device; nothing is run. ``mode`` is "infer" or "train" (forward and backward). With ``dynamic``
+    one program serves all sizes, as with ``torch.compile(dynamic=True)``. ``settings`` are knobs by
+    name. Raises UnknownTarget, KnobError, StoreUnusable and the tracer's TraceError;
     a kernel that fails is counted and named in the report instead.
     """
     from .compiler.trace.fake import trace_call
 
     def trace(target: Target, **hooks: Any) -> None:
-        trace_call(fn, args, target, mode, **hooks)
+        trace_call(fn, args, target, mode, dynamic=dynamic, **hooks)
 
     parsed = [Target.parse(text) for text in targets]
     name = getattr(fn, "__name__", type(fn).__name__)
@@ -119,6 +121,7 @@ def warm_function(
     targets: Sequence[Target],
     world: World,
     *,
+    dynamic: bool = False,
     follow: Follow | None = None,
 ) -> WarmReport:
     """Compile what ``function()`` returns, which runs once for each target on fake tensors.
@@ -130,7 +133,7 @@ def warm_function(
 
     def trace(target: Target, **hooks: Any) -> None:
         try:
-            trace_for(function, target, **hooks)
+            trace_for(function, target, dynamic=dynamic, **hooks)
         except errors.FunctionFailed as error:
             if error.__cause__ is None:  # it returned something that cannot be traced
                 raise

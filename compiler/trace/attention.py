@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
 
@@ -233,15 +234,17 @@ def aligned_bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> 
     if bias.shape[-1] != length:
         bias = bias.expand(*bias.shape[:-1], length)
     if not _rows_aligned(bias):
-        bias = F.pad(bias, (0, -length % _BIAS_ALIGN)).contiguous()[..., :length]
+        # written so that a symbolic length, too, is seen to end up as a multiple
+        padded = (length + _BIAS_ALIGN - 1) // _BIAS_ALIGN * _BIAS_ALIGN
+        bias = F.pad(bias, (0, padded - length)).contiguous()[..., :length]
     return bias.expand(query.shape[0], query.shape[1], query.shape[2], length)
 
 
 def _rows_aligned(bias: torch.Tensor) -> bool:
-    return (
-        bias.stride(-1) == 1
-        and bias.storage_offset() % _BIAS_ALIGN == 0
-        and all(bias.stride(d) % _BIAS_ALIGN == 0 for d in range(bias.dim() - 1))
+    """Whether that is known; asking a symbol whether it is a multiple would guard the answer."""
+    steps = [bias.stride(d) for d in range(bias.dim() - 1)]
+    return bias.stride(-1) == 1 and all(
+        statically_known_true(step % _BIAS_ALIGN == 0) for step in (bias.storage_offset(), *steps)
     )
 
 

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves
 
 from ..seam.target import Target
@@ -58,6 +59,7 @@ def trace_for(
     compile_graph: GraphCompiler,
     name: str = "",
     fallback_random: bool = False,
+    dynamic: bool = False,
     record: Recorder | None = None,
 ) -> TraceOutcome:
     """Run ``function`` without a GPU, then trace what it returns for ``target``.
@@ -66,15 +68,26 @@ def trace_for(
     args is a tuple or list of positional arguments, or a dict of keyword arguments. It may build
     on the CPU or on "cuda", and may call ``.cuda()``, ``.to()``, ``.bfloat16()``. Tensors that are
     on the CPU at the end move to the target's device, those of no dimensions excepted.
+    With ``dynamic`` all sizes are symbolic, as with ``torch.compile(dynamic=True)``; without it
+    those that `torch._dynamo.mark_dynamic` marks.
     Raises FunctionFailed, NotTraceable, ShimUnavailable; errors of ``compile_graph`` pass through.
     """
     label = name or getattr(function, "__qualname__", repr(function))
-    with _world(target) as mode:
+    with _world(target, dynamic) as mode:
         started = time.perf_counter()
         subject, args, kind = _checked(_called(function, label), label)
         seconds = time.perf_counter() - started
         outcome = _trace(
-            subject, args, kind, target, mode, compile_graph, label, fallback_random, record
+            subject,
+            args,
+            kind,
+            target,
+            mode,
+            compile_graph,
+            label,
+            fallback_random,
+            dynamic,
+            record,
         )
     phases = {"function": seconds, **outcome.phases}
     return TraceOutcome(target, kind, outcome.graphs, phases)
@@ -89,6 +102,7 @@ def trace_call(
     compile_graph: GraphCompiler,
     name: str = "",
     fallback_random: bool = False,
+    dynamic: bool = False,
     record: Recorder | None = None,
 ) -> TraceOutcome:
     """Trace ``subject(*args)`` (or ``(**args)`` for a dict) for ``target``.
@@ -97,18 +111,27 @@ def trace_call(
     any device, and are not changed: the trace works on fake counterparts. Raises as `trace_for`.
     """
     label = name or getattr(subject, "__qualname__", type(subject).__name__)
-    with _world(target) as fake_mode:
+    with _world(target, dynamic) as fake_mode:
         return _trace(
-            subject, args, mode, target, fake_mode, compile_graph, label, fallback_random, record
+            subject,
+            args,
+            mode,
+            target,
+            fake_mode,
+            compile_graph,
+            label,
+            fallback_random,
+            dynamic,
+            record,
         )
 
 
 @contextlib.contextmanager
-def _world(target: Target) -> Iterator[FakeTensorMode]:
+def _world(target: Target, dynamic: bool) -> Iterator[FakeTensorMode]:
     """Enter the mode in which the target's device seems to exist; restore everything on leaving."""
     ensure_device_guard()
     with contextlib.ExitStack() as stack:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv() if dynamic else None)
         if not gpu_present():
             stack.enter_context(absent_gpu(target))
         stack.enter_context(movable_modules())
@@ -170,6 +193,7 @@ def _trace(
     compile_graph: GraphCompiler,
     label: str,
     fallback_random: bool,
+    dynamic: bool,
     record: Recorder | None,
 ) -> TraceOutcome:
     subject, args = _on_device(subject, args, mode)
@@ -201,7 +225,7 @@ def _trace(
 
     started = time.perf_counter()
     try:
-        _run_compiled(subject, args, kind, backend)
+        _run_compiled(subject, args, kind, backend, dynamic)
     except (Exception, SystemExit) as error:
         if refusals:  # Dynamo wraps what a backend raises; the caller wants it as it was
             raise refusals[0] from None
@@ -227,13 +251,14 @@ def _run_compiled(
     args: Sequence[Any] | Mapping[str, Any],
     kind: Mode,
     backend: Callable[..., Any],
+    dynamic: bool,
 ) -> None:
     # Code objects that were compiled before, for another target or for real tensors, would count
     # towards Dynamo's limit of recompilations; so would ours afterwards.
     torch._dynamo.reset()
     try:
         with torch._dynamo.config.patch(suppress_errors=False), _backward_now():
-            compiled = torch.compile(subject, backend=backend, dynamic=False)
+            compiled = torch.compile(subject, backend=backend, dynamic=dynamic)
             with torch.enable_grad() if kind == "train" else torch.no_grad():
                 compiled(**args) if isinstance(args, Mapping) else compiled(*args)
     finally:
@@ -270,22 +295,41 @@ def _imitation(gm: GraphModule, mode: FakeTensorMode) -> Boxed:
     results = tree_leaves(output.args[0])
     positions = {node: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
 
-    def made(result: Any, inputs: list[Any]) -> Any:
+    def made(result: Any, inputs: list[Any], number: Callable[[Any], int]) -> Any:
         if not isinstance(result, torch.fx.Node):
             return result
         if result in positions:
             return inputs[positions[result]]
         value = result.meta["val"]
+        if isinstance(value, torch.SymInt):
+            return number(value)
         if not isinstance(value, Tensor):
             return value
-        return torch.empty_strided(
-            value.size(), value.stride(), dtype=value.dtype, device=value.device
-        )
+        sizes, strides = [[number(n) for n in numbers] for numbers in (value.size(), value.stride())]
+        return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
 
     def run(inputs: list[Any]) -> list[Any]:
         with mode:
-            outputs = [made(result, inputs) for result in results]
+            number = _numbers(gm, inputs)
+            outputs = [made(result, inputs, number) for result in results]
         inputs.clear()
         return outputs
 
     return run
+
+
+def _numbers(gm: GraphModule, inputs: Sequence[Any]) -> Callable[[Any], int]:
+    """Return what tells the value of a size, symbolic ones for the sizes of these inputs."""
+    values: dict[Any, int] = {}
+
+    def learn(size: Any, value: Any) -> None:
+        if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+            values.setdefault(size.node.expr, int(value))
+
+    for node, given in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        traced = node.meta.get("val")
+        learn(traced, given)
+        if isinstance(traced, Tensor):
+            for size, value in zip(traced.shape, given.shape, strict=True):
+                learn(size, value)
+    return lambda size: int(size.node.expr.xreplace(values)) if type(size) is not int else size

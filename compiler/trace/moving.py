@@ -122,6 +122,9 @@ class FakeCopier:
             fake = like_parameter(fake, real)
         elif fake is not real:
             fake = fake.detach().requires_grad_(real.requires_grad)
+        for name, value in vars(real).items():
+            if name.startswith("_dynamo_") and name not in vars(fake):  # e.g. mark_dynamic's
+                setattr(fake, name, value)
         self._known[id(real)] = (real, fake)
         return fake
 
