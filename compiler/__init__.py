@@ -2,6 +2,7 @@
 
 trace/      Dynamo and AOTAutograd entry, fake devices, device-dependent choices made by us
 graph_key   the canonical form of an ATen graph, as named key parts
+symbols     sizes that only a call knows: names, ranges, guards (sym, reach, sized, host_sizes)
 lower/      ATen nodes become loop bodies, views and extern calls (ir, body, folding, ops, index)
 fuse        loop nests become groups, each one kernel
 tile        an axis for every loop, a block size for every axis

@@ -204,8 +204,8 @@ def _operator(node: Node) -> str:
             "its code is not part of the graph", op=f"higher_order.{target.name()}", node=node.name
         )
     name = getattr(target, "__name__", type(target).__name__)
-    if isinstance(node.meta.get("val"), torch.SymInt):
-        return f"size {name}"  # its value is an expression over sizes, which the line ends with
+    if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat)):
+        return f"number {name}"  # a function of sizes that its name and arguments tell
     raise Unkeyable("it calls an opaque function", op=name, node=node.name)
 
 
@@ -263,6 +263,8 @@ def _rare_argument(value: Any, numbers: Mapping[Node, str], op: str, node: str) 
 
 def _value(value: Any, op: str, node: str) -> str:
     """Describe the recorded result of a node: a tensor, several, a number or nothing."""
+    if isinstance(value, torch.SymFloat):
+        return "float"
     if isinstance(value, Tensor):
         return _tensor(value, op, node)
     if isinstance(value, (list, tuple)):

@@ -82,12 +82,16 @@ def defines(line: host.Line) -> str | None:
 
 
 def leading_symbols(program: host.HostProgram) -> list[host.SymbolDef]:
-    """The lines at the head of a program that bind symbols to dimensions of its inputs."""
+    """The lines that bind symbols to dimensions of inputs before anything is computed."""
     found: list[host.SymbolDef] = []
     for line in program.lines:
-        if not isinstance(line, host.SymbolDef):
-            break
-        found.append(line)
+        match line:
+            case host.SymbolDef():
+                found.append(line)
+            case host.Free() | host.FreeIfNotReused():
+                pass
+            case _:
+                break
     return found
 
 

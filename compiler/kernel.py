@@ -45,6 +45,10 @@ class Kernel:
     grid: GridSpec
 
 
+#: (iterations, block) along x and y.
+Extents = tuple[tuple[Size, int], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One use of a kernel: its number in the graph, the buffers and sizes it is called with."""
@@ -52,7 +56,7 @@ class Launch:
     kernel: int
     buffers: tuple[str, ...]
     sizes: tuple[Size, ...] = ()
-    extents: tuple[tuple[Size, int], ...] = ()  # (iterations, block) along x and y
+    extents: Extents = ()
 
 
 class Allowance(Protocol):
@@ -83,8 +87,7 @@ class KernelBuilder:
         self._helper_digest = helper_digest
         self._options = options
         self._submit = submit
-        self._known: dict[tuple, int] = {}
-        self._extents: list[tuple[tuple[Size, int], ...]] = []
+        self._known: dict[tuple, tuple[int, Extents]] = {}
         self.kernels: list[Kernel] = []
 
     def launch(self, group: Group, live: set[str]) -> Launch | None:
@@ -104,10 +107,10 @@ class KernelBuilder:
         constants = tuple(repr(s.attrs[0]) for s in canonical.stmts if s.op == "const")
         # the representations tell 0.0 from -0.0, which are equal
         key = (canonical, constants, tuple((a.dtype, a.aligned) for a in args), wide)
-        number = self._known.get(key)
-        if number is None:
-            number = self._known[key] = len(self.kernels)
-            self._build(canonical, args, sizes, wide)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._build(canonical, args, sizes, wide)
+        number, extents = known
         names = tuple(name for name, _ in pointers)
         if sizes is None:
             return Launch(number, names)
@@ -115,7 +118,7 @@ class KernelBuilder:
             number,
             names,
             tuple(as_size(atom) for atom in sizes.names),
-            tuple((sizes.restored(e), block) for e, block in self._extents[number]),
+            tuple((sizes.restored(e), block) for e, block in extents),
         )
 
     def _fits_32_bits(self, body: Body, sizes: KernelSizes) -> bool:
@@ -144,7 +147,8 @@ class KernelBuilder:
 
     def _build(
         self, body: Body, args: tuple[KernelArg, ...], sizes: KernelSizes | None, wide: bool
-    ) -> None:
+    ) -> tuple[int, Extents]:
+        """The number of the kernel and what its grid spans; other hints often give the same one."""
         tiling = tile(body, self._target.device_model)
         names = () if sizes is None else tuple(s.name for s in sizes.names.values())
         integer = "i64" if wide else "i32"
@@ -156,9 +160,12 @@ class KernelBuilder:
             (*(POINTER[a.dtype] for a in args), *([integer] * len(names))),
             grid_of(extents),
         )
-        self._extents.append(extents)
+        for number, earlier in enumerate(self.kernels if sizes is not None else ()):
+            if earlier.request == kernel.request:
+                return number, extents
         self.kernels.append(kernel)
         self._submit(kernel)
+        return len(self.kernels) - 1, extents
 
     def _request(self, text: KernelText, tiling: Tiling, integer: str) -> SourceRequest:
         signature = (
@@ -182,7 +189,7 @@ class KernelBuilder:
         )
 
 
-def grid_of(extents: Sequence[tuple[Size, int]]) -> GridSpec:
+def grid_of(extents: Extents) -> GridSpec:
     """Blocks along x and y for (iterations, block); more along y than a grid has go on along z."""
     blocks = [_blocks(extent, block) for extent, block in extents]
     if len(blocks) == 1:

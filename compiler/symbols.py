@@ -14,6 +14,7 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import GraphModule
+from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from . import host
@@ -31,14 +32,14 @@ class Symbols:
         self.refusal = ""
         self._known: dict[sympy.Expr, Size] = {}
         self._guards: list[tuple[Size, int]] = []
-        for value in _symbolic_values(gm):
-            self._meet(value)
+        for value, outside in _symbolic_values(gm):
+            self._meet(value, outside)
 
     def __bool__(self) -> bool:
         return bool(self.table) or bool(self.refusal)
 
-    def _meet(self, value: Any) -> None:
-        if isinstance(value, (torch.SymFloat, torch.SymBool)):
+    def _meet(self, value: Any, outside: bool) -> None:
+        if isinstance(value, torch.SymBool) or (outside and isinstance(value, torch.SymFloat)):
             self.refusal = self.refusal or f"it computes with the {type(value).__name__} {value}"
             return
         self.shape_env = value.node.shape_env
@@ -60,8 +61,13 @@ class Symbols:
         """An expression of the tracer over the symbols of this table."""
         found = self._known.get(expr)
         if found is None:
-            found = self._known[expr] = settled(expr.xreplace(self.table))
+            plain = expr.replace(CeilToInt, _rounded_up)
+            found = self._known[expr] = settled(plain.xreplace(self.table))
         return found
+
+    def rename_float(self, expr: sympy.Expr) -> sympy.Expr:
+        """A floating-point expression over the symbols of this table, not rearranged."""
+        return expr.xreplace(self.table)
 
     def ranges(self) -> str:
         """The symbols and their ranges, a line for each: all that a proof can have used."""
@@ -122,22 +128,32 @@ def _number(value: Any) -> int | None:
     return int(value) if isinstance(value, (int, sympy.Integer)) else None
 
 
+def _rounded_up(quotient: sympy.Expr) -> sympy.Expr:
+    """The next integer above a quotient, in integers where it is one of integers."""
+    if isinstance(quotient, IntTrueDiv):
+        top, by = quotient.args
+        if by.is_Integer and by > 0:
+            return FloorDiv(top + by - 1, by)
+    return CeilToInt(quotient)
+
+
 def _implies(a: tuple[Size, int], b: tuple[Size, int]) -> bool:
     """Whether ``a`` holding means that ``b`` does: no smaller a size below no higher a limit."""
     return a[1] <= b[1] and known_at_least(plus(a[0], times(-1, b[0])), 0)
 
 
-def _symbolic_values(gm: GraphModule) -> Iterator[Any]:
-    """Every symbolic number in the metadata of a graph, in order."""
+def _symbolic_values(gm: GraphModule) -> Iterator[tuple[Any, bool]]:
+    """Every symbolic number in the metadata of a graph, in order, and whether it is an input."""
     for node in gm.graph.nodes:
         value = node.meta.get("val")
+        outside = node.op == "placeholder"
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(item, torch.Tensor):
                 for size in (*item.shape, *_strides(item)):
                     if type(size) is not int:
-                        yield size
+                        yield size, outside
             elif isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                yield item
+                yield item, outside
 
 
 def _strides(tensor: torch.Tensor) -> tuple[Any, ...]:

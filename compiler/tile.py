@@ -14,7 +14,7 @@ from .body import Body, stmt_index
 from .index import Index
 from .ops import ITEMSIZE
 from .seam.device import DeviceModel
-from .sym import Size, hint, known_at_most, limits, next_power_of_two, product
+from .sym import Size, hint, is_static, known_at_most, limits, next_power_of_two, product
 
 #: The hardware's limit on blocks along y and z.
 MAX_GRID_YZ = 65535
@@ -119,7 +119,8 @@ def _tile_pointwise(body: Body, model: DeviceModel) -> Tiling:
         y, x = loops[:cut], loops[cut:]
         y_extent = _typical(product(s for _, s in y))
         block = 32
-        if -(-y_extent // block) <= MAX_GRID_YZ:
+        symbolic = not is_static(*(s for _, s in y))
+        if symbolic or -(-y_extent // block) <= MAX_GRID_YZ:  # see `Tiling.tall`
             x_extent = _typical(product(s for _, s in x))
             return Tiling(
                 (

@@ -60,8 +60,10 @@ class _Printer:
         self._head()
         self._realign()
         pending: list[str] = []
-        bound = len(leading_symbols(program)) if program.guards else 0
-        for line in program.lines[bound:]:
+        bound = {line.name for line in leading_symbols(program)} if program.guards else set()
+        for line in program.lines:
+            if isinstance(line, host.SymbolDef) and line.name in bound:
+                continue
             if isinstance(line, host.Free):
                 pending.append(line.name)
                 continue

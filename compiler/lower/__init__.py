@@ -10,7 +10,7 @@ joining     cat and pad                           scatter    copies with a part 
 writing     writes and sums at positions that are data
 softmax, norm   whole operators of several loops   random   numbers of a seed
 matmul      products whose rows need padding      attention  masks that forbid the future
-conjugate   marks that eager resolves at a read
+conjugate   marks that eager resolves at a read    symbolic  numbers that depend on sizes
 pooling     windows of an image, repeated pixels
 
 Importing this package registers all of them.

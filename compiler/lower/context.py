@@ -245,6 +245,9 @@ class Lowering:
                 # whatever computes it, it is an expression over sizes
                 self.env[node] = as_size(node.meta["val"])
                 continue
+            if node.op == "call_function" and isinstance(node.meta.get("val"), torch.SymFloat):
+                self.env[node] = self.symbols.rename_float(node.meta["val"].node.expr)
+                continue
             match node.op:
                 case "placeholder":
                     self.env[node] = self._placeholder(node)

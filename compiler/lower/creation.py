@@ -11,10 +11,11 @@ from sympy import Expr
 from ..body import Recorder
 from ..index import Index
 from ..ir import Lazy
-from ..ops import is_float
+from ..ops import compute_dtype, is_float
 from ..sym import Size
 from .context import Lowering, wrapped
 from .registry import lower
+from .symbolic import number_value
 
 aten = torch.ops.aten
 
@@ -29,14 +30,11 @@ def constant(sizes: tuple[Size, ...], number: bool | int | float, dtype: str) ->
     return Lazy(sizes, dtype, fn, cost=0, reads=0)
 
 
-def size_everywhere(sizes: tuple[Size, ...], size: Size, dtype: str) -> Lazy:
-    """A tensor of one symbolic size."""
+def size_everywhere(sizes: tuple[Size, ...], number: Expr, dtype: str) -> Lazy:
+    """A tensor of one number that depends on sizes."""
 
     def fn(recorder: Recorder, index: Sequence[Index]) -> int:
-        value = recorder.index(Index((), size))
-        if dtype == "bool":
-            return recorder.op("ne", value, recorder.const(0, "int64"))
-        return recorder.round_to(value, dtype)
+        return recorder.round_to(number_value(recorder, number, compute_dtype(dtype)), dtype)
 
     return Lazy(sizes, dtype, fn, cost=1, reads=0)
 

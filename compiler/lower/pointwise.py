@@ -19,6 +19,7 @@ from ..ops import OPS, is_float
 from ..sym import Size, product
 from .context import Lowering, broadcast_index, dtype_name, wrapped
 from .registry import lower
+from .symbolic import number_value
 
 aten = torch.ops.aten
 
@@ -40,7 +41,8 @@ def promoted(
     given = [a for i, a in enumerate(ctx.node.args) if positions is None or i in positions]
     given += [ctx.node.kwargs[name] for name in named if name in ctx.node.kwargs]
     operands = [a.meta["val"] if isinstance(a, fx.Node) else a for a in given]
-    operands = [0 if isinstance(a, torch.SymInt) else a for a in operands]  # only the type counts
+    kinds = {torch.SymInt: 0, torch.SymFloat: 0.0}  # only the type counts
+    operands = [kinds.get(type(a), a) for a in operands]
     operands = [a for a in operands if isinstance(a, (torch.Tensor, int, float, bool))]
     compute, _ = elementwise_dtypes(*operands, type_promotion_kind=kind)
     return dtype_name(compute)
@@ -73,7 +75,7 @@ def elementwise(
                 is_flag = want == "bool"
                 values.append(truth(recorder, value) if is_flag else recorder.cast(value, want))
             elif isinstance(operand, Expr):
-                values.append(recorder.cast(recorder.index(Index((), operand)), want))
+                values.append(number_value(recorder, operand, want))
             else:
                 values.append(recorder.const(wrapped(operand, want), want))
         return recorder.cast(emit(recorder, values), out_dtype)

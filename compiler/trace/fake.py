@@ -305,7 +305,9 @@ def _imitation(gm: GraphModule, mode: FakeTensorMode) -> Boxed:
             return number(value)
         if not isinstance(value, Tensor):
             return value
-        sizes, strides = [[number(n) for n in numbers] for numbers in (value.size(), value.stride())]
+        sizes, strides = [
+            [number(n) for n in numbers] for numbers in (value.size(), value.stride())
+        ]
         return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
 
     def run(inputs: list[Any]) -> list[Any]:
