@@ -10,7 +10,7 @@ import torch
 from ..body import Recorder
 from ..index import ZERO, Index, floordiv, mod
 from ..ir import Lazy, Tensor, cost_of
-from ..sym import known_equal
+from ..sym import known_at_least, known_equal, plus, times
 from .context import Lowering, wrapped
 from .joining import at_least, below, both
 from .registry import lower
@@ -34,16 +34,18 @@ def slice_scatter(
     dim %= len(a.sizes)
     first = slice_start(start, a.sizes[dim])
     count = source.sizes[dim]
-    if first is None or not isinstance(step, int) or not isinstance(count, int):
+    if first is None or not isinstance(step, int):
         return NotImplemented
+    span = times(count, step)
+    reaches_end = known_at_least(plus(plus(first, span), times(-1, a.sizes[dim])), 0)
     if count == 0:
         return Lazy(a.sizes, a.dtype, lambda r, i: a.load(r, i), *cost_of(a))
 
     def fn(recorder: Recorder, index: Sequence[Index]) -> int:
         offset = index[dim] - first
         inside = None if first == 0 else at_least(recorder, offset, 0)
-        if not (isinstance(a.sizes[dim], int) and first + count * step >= a.sizes[dim]):
-            inside = both(recorder, inside, below(recorder, offset, count * step))
+        if not reaches_end:
+            inside = both(recorder, inside, below(recorder, offset, span))
         if step != 1:
             rest = recorder.index(mod(offset, step))
             hit = recorder.op("eq", rest, recorder.const(0, "int64"))
