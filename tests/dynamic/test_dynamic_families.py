@@ -17,6 +17,7 @@ _FIRST = st.lists(_LENGTHS, min_size=4, max_size=4, unique=True)
 _OTHERS = st.lists(st.tuples(_LENGTHS, _LENGTHS, _LENGTHS, _LENGTHS), min_size=2, max_size=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(
     max_examples=4,

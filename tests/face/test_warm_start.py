@@ -31,6 +31,10 @@ class Block(torch.nn.Module):
     def forward(self, x):
         return torch.softmax(torch.nn.functional.gelu(self.linear(self.norm(x))), dim=-1)
 
+def wider():
+    block, (x,), kind = train()
+    return block, (torch.randn(24, 64, device="cuda"),), kind
+
 def infer():
     return Block().cuda().bfloat16(), (torch.randn(8, 64, device="cuda", dtype=torch.bfloat16),)
 
@@ -116,6 +120,16 @@ def test_training_compiles_forward_and_backward(warm):
     assert status == 0, err
     assert report["graphs"] == {"total": 2, "compiled": 2, "from_store": 0}
     assert warm("train", "--target", "h200")[1]["graphs"]["from_store"] == 2
+
+
+def test_a_dynamic_program_is_found_from_another_size(warm):
+    """With --dynamic a second process that traces at another batch size compiles nothing."""
+    status, report, err = warm("train", "--target", "h200", "--dynamic")
+    assert status == 0, err
+    assert report["graphs"] == {"total": 2, "compiled": 2, "from_store": 0}
+    again = warm("wider", "--target", "h200", "--dynamic")[1]
+    assert again["graphs"] == {"total": 2, "compiled": 0, "from_store": 2}
+    assert again["kernels"]["compiled"] == 0
 
 
 def test_a_function_that_raises_shows_its_own_traceback(warm):

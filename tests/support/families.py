@@ -102,7 +102,7 @@ def _indexed(x: torch.Tensor, y: torch.Tensor) -> Any:
     rows = positions % x.shape[0]
     table = y.reshape(-1, y.shape[2])
     return (
-        F.embedding(positions % table.shape[0], table),
+        F.embedding(positions[:, :, 0] % table.shape[0], table),
         x.gather(0, rows),
         x[rows[0, :, 0]],
         x[:, torch.arange(x.shape[1] - 1)],
