@@ -80,7 +80,7 @@ def judge(got: Results, eager: Results, exact: Results | None, slack: float) -> 
                 wrong[name] = f"error {row['error']:.3g}, eager's {row['eager_error']:.3g}"
         elif math.isnan(row["from_eager"]):
             wrong[name] = "not a number, or not where eager has none"
-        rows.append(row)
+        rows.append({k: v if isinstance(v, str) else float(f"{v:.3g}") for k, v in row.items()})
     key = "from_eager" if exact is None else "error"
     rows.sort(key=lambda row: -row[key] if row[key] == row[key] else -math.inf)
     shown = dict(sorted(wrong.items())[:SHOWN])

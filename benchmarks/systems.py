@@ -71,10 +71,10 @@ def details(system: str, forward: Mapping[str, float] | None) -> dict[str, Any]:
     whole = phases(system)
     found: dict[str, Any] = {}
     if whole:
-        found["phases_s"] = {name: round(s, 4) for name, s in whole.items() if s >= 0.001}
+        found["phases_s"] = {name: round(s, 4) for name, s in whole.items() if s >= 0.005}
     if whole and forward is not None:
         after = {name: s - forward.get(name, 0.0) for name, s in whole.items()}
-        found["phases_backward_s"] = {n: round(s, 4) for n, s in after.items() if s >= 0.001}
+        found["phases_backward_s"] = {n: round(s, 4) for n, s in after.items() if s >= 0.005}
     if system == "kernelfarm":
         found |= ours()
     return found

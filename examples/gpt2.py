@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-BATCH, LENGTH = 8, 512
+LAYERS, BATCH, LENGTH = 12, 8, 512
 
 
 def infer() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
@@ -31,7 +31,7 @@ def train() -> tuple[torch.nn.Module, dict[str, torch.Tensor], str]:
 
 
 def _model() -> torch.nn.Module:
-    config = GPT2Config(n_layer=12, use_cache=False, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    config = GPT2Config(n_layer=LAYERS, use_cache=False, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
     model = GPT2LMHeadModel(config).to(torch.bfloat16).cuda()
     # What it takes anyway; unsaid, its forward warns about that, which cuts Dynamo's graph in two.
     model.loss_type = "ForCausalLM"
