@@ -8,7 +8,7 @@ compose   who gets which store and which farm
 service   kernels from the store, else from the farm (contract: what is asked of a farm)
 graphs    graphs from the store
 backend   what torch.compile calls
-warm      the same flow on fake tensors, for an explicit target
+warm      the same flow on fake tensors, for explicit targets (warm_report: what it did)
 stats     what a store holds and what a process did with it
 cli       the command line; progress is its bar
 
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .errors import KernelfarmError
     from .knobs import Knobs
-    from .warm import WarmReport, warm_start
+    from .warm import warm_start
+    from .warm_report import WarmReport
 
 __version__ = "0.1.0"
 
@@ -33,7 +34,7 @@ __all__ = ["KernelfarmError", "Knobs", "WarmReport", "__version__", "warm_start"
 _HOMES = {
     "KernelfarmError": "errors",
     "Knobs": "knobs",
-    "WarmReport": "warm",
+    "WarmReport": "warm_report",
     "warm_start": "warm",
 }
 

@@ -1,7 +1,8 @@
 """The command line: warm, stats, doctor.
 
-Exit status: 0; 1 when a kernel or a graph failed or was not kept; 2 when the command could not be
-carried out as asked, with one message that names what and what next.
+Exit status: 0; 1 when a kernel or a graph failed or was not kept; 2 when the command, or one of the
+functions that it names, could not be carried out as asked, with one message that says what and what
+next. The other functions are carried out all the same.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .errors import KnobError, is_clear
+from .errors import KnobError, UsageError, is_clear
 from .streams import occupy_standard_descriptors, reserved_stdout
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -42,54 +45,62 @@ def _complain(text: str, status: int) -> int:
 
 
 def _warm(options: argparse.Namespace, tell: Tell) -> int:
-    from .compiler.seam.target import Target
     from .compose import compose
-    from .loading import find_function, locate
+    from .loading import Files, locate
     from .notices import Notices
     from .progress import for_stream
-    from .warm import warm_function
+    from .warm import Warming
+    from .warm_report import render
 
     # What can be wrong with the command itself is said before anything is started; the store and
-    # the farm are opened before the file is run, so that both are ready behind `import torch`.
-    targets = [Target.parse(text) for text in options.target]
-    file, name = locate(options.function)
+    # the farm are opened before a file is run, so that both are ready behind `import torch`.
+    started = time.monotonic()
+    knobs = _knobs(options)
+    targets = _targets(options, knobs)
+    wanted = {text: locate(text) for text in options.function}
     notices = Notices(lambda text: print(text, file=sys.stderr))
-    world = compose(_knobs(options), notices, demand_store=True)
+    world = compose(knobs, notices, demand_store=True)
+    files, status = Files(), OK
     try:
-        function = find_function(file, name)
-        report = warm_function(
-            options.function,
-            function,
-            targets,
-            world,
-            dynamic=options.dynamic,
-            follow=for_stream().target,
-        )
+        warming = Warming(targets, world, follow=for_stream().target, started=started)
+        for text, (file, name) in wanted.items():
+            try:
+                begun = time.monotonic()
+                try:
+                    function = files.function(file, name)
+                except Exception as error:
+                    warming.refused(text, error)
+                    raise
+                finally:
+                    warming.spent("import", time.monotonic() - begun)
+                warming.function(text, function, dynamic=options.dynamic)
+            except Exception as error:  # the other functions are warmed all the same
+                status = max(status, _complain_of(error))
+        report = warming.report()
     finally:
         world.close()
-    found = report.to_json()
-    tell(json.dumps(found) if options.json else _warm_text(found, report.phases))
+    if report.graphs["total"] or report.failures:  # otherwise the errors say all there is
+        tell(json.dumps(report.to_json()) if options.json else render(report))
     for failure in report.failures:
         _complain(failure, FAILED)
-    return OK if report.ok else FAILED
+    return max(status, OK if report.ok else FAILED)
 
 
-def _warm_text(report: dict[str, Any], phases: dict[str, float]) -> str:
-    graphs, kernels = report["graphs"], report["kernels"]
-    by = ", ".join(f"{count} {place}" for place, count in report["compiled_by"].items())
-    return "\n".join(
-        (
-            f"targets  {', '.join(report['targets'])}",
-            f"graphs   {graphs['total']} total: {graphs['compiled']} compiled, "
-            f"{graphs['from_store']} from store",
-            f"kernels  {kernels['distinct']} distinct: {kernels['compiled']} compiled"
-            f"{f' ({by})' if by else ''}, {kernels['from_store']} from store, "
-            f"{kernels['failed']} failed",
-            f"seconds  {report['seconds']:.1f}, of which {phases.get('wait', 0.0):.1f} waiting "
-            "for kernels",
-            f"store    {report['store']}",
-        )
-    )
+def _targets(options: argparse.Namespace, knobs: Any) -> list[Any]:
+    from .compiler.seam.target import Target, supported_targets
+
+    texts = options.target or [text for text in (knobs.target,) if text]
+    if not texts:
+        known = ", ".join(supported_targets())
+        raise UsageError(f"no target: give --target, or set KERNELFARM_TARGET; there are {known}")
+    return [Target.parse(text) for text in texts]
+
+
+def _complain_of(error: Exception) -> int:
+    if is_clear(error):
+        return _complain(str(error), USAGE)
+    traceback.print_exception(error)  # a mistake of ours
+    return FAILED
 
 
 def _stats(options: argparse.Namespace, tell: Tell) -> int:
@@ -118,6 +129,7 @@ def _knobs(options: argparse.Namespace) -> Any:
 
 def _parser() -> argparse.ArgumentParser:
     from . import __version__
+    from .compiler.seam.target import supported_targets
 
     parser = argparse.ArgumentParser(
         prog="kernelfarm", description="A build farm and shared compile cache for Triton kernels."
@@ -125,22 +137,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kernelfarm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    warm = _command(commands, "warm", _warm, "compile a model's kernels ahead of time, GPU or not")
+    warm = _command(commands, "warm", _warm, "compile models' kernels ahead of time, GPU or not")
     warm.add_argument(
         "function",
+        nargs="+",
         metavar="FILE.py:FUNCTION",
         help='FUNCTION returns (module_or_callable, args) or (module_or_callable, args, "train")',
     )
     warm.add_argument(
         "--target",
         action="append",
-        required=True,
         metavar="TARGET",
-        help="h200, cuda:90, sm_90, mi300x, ...; may be given several times",
+        help="may be given several times; default: KERNELFARM_TARGET",
     )
     warm.add_argument(
         "--dynamic", action="store_true", help="one program for all sizes, not one for these"
     )
+    warm.epilog = f"targets: {', '.join(supported_targets())}; sm_90 is cuda:90"
     _command(commands, "stats", _stats, "say what the store holds")
     _command(commands, "doctor", _doctor, "say which settings are in force and from where")
     return parser

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from .errors import FunctionFailed, FunctionNotFound
@@ -28,11 +29,30 @@ def locate(text: str) -> tuple[Path, str]:
     return file, name
 
 
-def find_function(file: Path, name: str) -> Callable[[], Any]:
-    """Import ``file`` and return its function ``name``; its folder joins sys.path as a script's.
+class Files:
+    """The files of one command, each imported once."""
 
-    Raises FunctionNotFound, or FunctionFailed when the file itself raises.
-    """
+    def __init__(self) -> None:
+        self._modules: dict[Path, ModuleType] = {}
+
+    def function(self, file: Path, name: str) -> Callable[[], Any]:
+        """Import ``file`` and return its function ``name``.
+
+        Its folder joins sys.path, as a script's does. Raises FunctionNotFound, or FunctionFailed when the file itself raises.
+        """
+        place = file.resolve()
+        module = self._modules.get(place)
+        if module is None:
+            module = self._modules[place] = _imported(file)
+        function: Callable[[], Any] | None = getattr(module, name, None)
+        if not callable(function):
+            own = [key for key, value in vars(module).items() if _is_own(value, module.__name__)]
+            shown = ", ".join(sorted(own)) or "none"
+            raise FunctionNotFound(f"{file} has no function {name!r}; its functions are: {shown}")
+        return function
+
+
+def _imported(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"kernelfarm_user_{file.stem}", file)
     assert spec is not None and spec.loader is not None  # the name ends in .py
     module = importlib.util.module_from_spec(spec)
@@ -44,12 +64,7 @@ def find_function(file: Path, name: str) -> Callable[[], Any]:
         raise
     except BaseException as error:  # its sys.exit() must not pass for our success
         raise FunctionFailed(str(file), tail_of(error)) from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        found = [key for key, value in vars(module).items() if _is_own(value, spec.name)]
-        shown = ", ".join(sorted(found)) or "none"
-        raise FunctionNotFound(f"{file} has no function {name!r}; its functions are: {shown}")
-    return function
+    return module
 
 
 def tail_of(error: BaseException) -> str:

@@ -83,6 +83,16 @@ class Tally:
             "failed": failed,
         }
 
+    def absorb(self, other: Tally) -> None:
+        """Add another tally's kernels and graphs; a kernel that both have keeps its origin here."""
+        with other._lock:
+            origins, graphs = dict(other._origins), dict(other._graphs)
+        with self._lock:
+            for key, origin in origins.items():
+                self._origins.setdefault(key, origin)
+            for event, count in graphs.items():
+                self._graphs[event] += count
+
     def joined(self) -> int:
         """Return how many of the compiled kernels were somebody else's job."""
         with self._lock:

@@ -1,11 +1,10 @@
-"""Compile ahead of time for GPUs that need not be there: `warm_start`, and what it reports."""
+"""Compile ahead of time for GPUs that need not be there: `warm_start`, and `Warming` of many."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .compiler.report import Report
@@ -16,71 +15,13 @@ from .knobs import resolve
 from .loading import tail_of
 from .notices import tell_uncached
 from .tally import Tally
+from .warm_report import GRAPHS, KERNELS, FunctionReport, WarmReport
 
-#: Called with a target's name and its tally; the context lasts as long as the target takes.
+#: Called with what is warmed and its tally; the context lasts as long as that takes.
 Follow = Callable[[str, Tally], AbstractContextManager[None]]
 #: Traces something for one target and hands each of its graphs to ``compile_graph``; is called as
 #: ``trace(target, compile_graph=..., name=..., fallback_random=..., record=...)``.
 Trace = Callable[..., Any]
-
-
-@dataclass(frozen=True, slots=True)
-class WarmReport:
-    """What a warm start did, summed over its targets.
-
-    ``graphs`` has total, compiled, from_store; ``kernels`` has distinct, compiled, from_store,
-    failed, and distinct is the sum of the other three. ``compiled_by`` maps places to kernels,
-    ``failures`` holds one message per failed kernel or graph, ``phases`` seconds by phase.
-    """
-
-    graphs: dict[str, int]
-    kernels: dict[str, int]
-    targets: tuple[str, ...]
-    compiled_by: dict[str, int]
-    seconds: float
-    store: str
-    failures: tuple[str, ...] = ()
-    phases: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing failed."""
-        return not self.kernels["failed"] and not self.failures
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as the one object that ``--json`` prints."""
-        report: dict[str, Any] = {
-            "graphs": self.graphs,
-            "kernels": self.kernels,
-            "targets": list(self.targets),
-            "compiled_by": self.compiled_by,
-            "seconds": round(self.seconds, 3),
-            "store": self.store,
-        }
-        if self.failures:
-            report["failures"] = list(self.failures)
-        return report
-
-
-@dataclass(slots=True)
-class _Sum:
-    """Adds up what each target did."""
-
-    graphs: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("total", "compiled", "from_store"), 0)
-    )
-    kernels: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("distinct", "compiled", "from_store", "failed"), 0)
-    )
-    failures: list[str] = field(default_factory=list)
-    phases: dict[str, float] = field(default_factory=dict)
-
-    def add(self, report: Report, kernels: dict[str, int]) -> None:
-        for mine, more in ((self.graphs, report.graphs), (self.kernels, kernels)):
-            for name in mine:
-                mine[name] += more[name]
-        for phase, seconds in report.phases.items():
-            self.phases[phase] = self.phases.get(phase, 0.0) + seconds
 
 
 def warm_start(
@@ -110,112 +51,182 @@ def warm_start(
     name = getattr(fn, "__name__", type(fn).__name__)
     world = compose(resolve(settings), demand_store=True)
     try:
-        return warm_targets(name, trace, parsed, world, follow=follow)
+        warming = Warming(parsed, world, follow=follow)
+        warming.trace(name, trace)
+        return warming.report()
     finally:
         world.close()
 
 
-def warm_function(
-    name: str,
-    function: Callable[[], Any],
-    targets: Sequence[Target],
-    world: World,
-    *,
-    dynamic: bool = False,
-    follow: Follow | None = None,
-) -> WarmReport:
-    """Compile what ``function()`` returns, which runs once for each target on fake tensors.
+class Warming:
+    """Warms one function after another for the same targets, and sums up what was done.
 
-    Raises FunctionFailed with the end of the function's own traceback, and TraceError.
+    ``started`` is the ``time.monotonic()`` from which the report counts its seconds.
     """
-    from .compiler.trace import errors
-    from .compiler.trace.fake import trace_for
 
-    def trace(target: Target, **hooks: Any) -> None:
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        world: World,
+        *,
+        follow: Follow | None = None,
+        started: float | None = None,
+    ) -> None:
+        self._targets = tuple(dict.fromkeys(targets))
+        self._world = world
+        self._follow = follow
+        self._started = time.monotonic() if started is None else started
+        self._functions: list[FunctionReport] = []
+        self._tallies: list[Tally] = []
+        self._report = Report()  # of all functions, for its phases
+
+    def function(self, name: str, function: Callable[[], Any], *, dynamic: bool = False) -> None:
+        """Compile what ``function()`` returns, which runs once for each target on fake tensors.
+
+        With ``dynamic`` one program serves all sizes, not these alone.
+        Raises FunctionFailed with the end of the function's own traceback, NothingTraced and
+        TraceError; what was compiled until then is kept and counted.
+        """
+        from .compiler.trace import errors
+        from .compiler.trace.fake import trace_for
+
+        def trace(target: Target, **hooks: Any) -> None:
+            try:
+                outcome = trace_for(function, target, dynamic=dynamic, **hooks)
+            except errors.FunctionFailed as error:
+                if error.__cause__ is None:  # it returned something that cannot be traced
+                    raise
+                raise FunctionFailed(name, tail_of(error.__cause__), error.remedy) from error
+            self.spent("function", outcome.phases["function"])
+
+        self.trace(name, trace)
+
+    def trace(self, name: str, trace: Trace) -> None:
+        """Trace something and compile its graphs, for each target in turn; raises what it does."""
+        total = _Sum(name)
         try:
-            trace_for(function, target, dynamic=dynamic, **hooks)
-        except errors.FunctionFailed as error:
-            if error.__cause__ is None:  # it returned something that cannot be traced
-                raise
-            raise FunctionFailed(name, tail_of(error.__cause__), error.remedy) from error
-
-    return warm_targets(name, trace, targets, world, follow=follow)
-
-
-def warm_targets(
-    name: str,
-    trace: Trace,
-    targets: Sequence[Target],
-    world: World,
-    *,
-    follow: Follow | None = None,
-) -> WarmReport:
-    """Trace and compile for each target in turn."""
-    started = time.monotonic()
-    distinct = tuple(dict.fromkeys(targets))
-    total = _Sum()
-    tallies = []
-    for target in distinct:
-        tally = Tally()
-        tallies.append(tally)
-        session = world.session(target, tally)
-        with follow(str(target), tally) if follow else nullcontext():
-            _warm_one(name, trace, world, session, total)
-    world.writer.flush(world.knobs.wait_seconds)
-    lost = sum(tally.graphs()["unpublished"] for tally in tallies)
-    if lost:  # a warm start that leaves nothing behind has failed
-        total.failures.append(
-            f"{lost} of {total.graphs['total']} graphs were compiled and not kept in "
-            f"{world.store_place()}: make room there, or name another directory with --store"
-        )
-    compiled = total.kernels["compiled"]
-    return WarmReport(
-        graphs=total.graphs,
-        kernels=total.kernels,
-        targets=tuple(str(target) for target in distinct),
-        compiled_by={world.farm_place(): compiled} if compiled else {},
-        seconds=time.monotonic() - started,
-        store=world.store_place(),
-        failures=tuple(dict.fromkeys(total.failures)),
-        phases=total.phases,
-    )
-
-
-def _warm_one(name: str, trace: Trace, world: World, session: Session, total: _Sum) -> None:
-    # Here, because these import torch, which nobody should wait for to read a usage message.
-    from .compiler.pipeline import CompileContext, compile_graph, run_eagerly, settle
-
-    report = Report()
-    context = CompileContext(
-        target=session.target,
-        toolchain=session.toolchain,
-        service=session.service,
-        graphs=session.graphs,
-        runtime=None,
-        knobs=world.knobs,
-        report=report,
-    )
-
-    def compile_one(gm: Any, inputs: Sequence[Any], info: Any) -> Any:
-        try:
-            return compile_graph(gm, inputs, context)
+            for target in self._targets:
+                tally = Tally()
+                session = self._world.session(target, tally)
+                self._tallies.append(tally)
+                label = f"{name} {target}"
+                with self._follow(label, tally) if self._follow else nullcontext():
+                    self._one(trace, session, total)
         except Exception as error:
-            # One graph that cannot be compiled must not keep the others from it: trace on.
-            total.failures.append(said(error))
-            return run_eagerly(gm)
+            total.error = said(error)
+            raise
+        finally:
+            self._functions.append(total.report())
 
-    try:
-        trace(
-            session.target,
-            compile_graph=compile_one,
-            name=name,
-            fallback_random=world.knobs.fallback_random,
-            record=report.add_phase,
+    def refused(self, name: str, error: BaseException) -> None:
+        """Note a function that could not even be found."""
+        total = _Sum(name)
+        total.error = said(error)
+        self._functions.append(total.report())
+
+    def spent(self, phase: str, seconds: float) -> None:
+        """Add to what a phase took."""
+        self._report.add_phase(phase, seconds)
+
+    def report(self) -> WarmReport:
+        """Wait until everything is written, and return what all functions amount to."""
+        self._world.writer.flush(self._world.knobs.wait_seconds)
+        graphs = dict.fromkeys(GRAPHS, 0)
+        failures: list[str] = []
+        for function in self._functions:
+            for count in GRAPHS:
+                graphs[count] += function.graphs[count]
+            failures += function.failures
+        everything = Tally()
+        for tally in self._tallies:  # the first of equal kernels says where it came from
+            everything.absorb(tally)
+        kernels = everything.kernels()
+        lost = everything.graphs()["unpublished"]
+        if lost:  # a warm start that leaves nothing behind has failed
+            failures.append(
+                f"{lost} of {graphs['total']} graphs were compiled and not kept in "
+                f"{self._world.store_place()}: make room there, or name another directory with "
+                "--store"
+            )
+        compiled = kernels["compiled"]
+        return WarmReport(
+            graphs=graphs,
+            kernels=kernels,
+            targets=tuple(str(target) for target in self._targets),
+            compiled_by={self._world.farm_place(): compiled} if compiled else {},
+            seconds=time.monotonic() - self._started,
+            store=self._world.store_place(),
+            failures=tuple(dict.fromkeys(failures)),
+            phases=dict(self._report.phases),
+            functions=tuple(self._functions),
         )
-    finally:  # what was traced before an error is worth keeping
-        total.failures += [said(error) for error in settle(context)]
-        session.service.drain(world.knobs.wait_seconds)
-    tell_uncached(report, world.notices)
-    if not report.graphs["total"] and not total.failures:
-        raise NothingTraced(name)
-    total.add(report, session.tally.kernels())
+
+    def _one(self, trace: Trace, session: Session, total: _Sum) -> None:
+        # Here, because these import torch, which nobody should wait for to read a usage message.
+        from .compiler.pipeline import CompileContext, compile_graph, run_eagerly, settle
+
+        report = Report()
+        context = CompileContext(
+            target=session.target,
+            toolchain=session.toolchain,
+            service=session.service,
+            graphs=session.graphs,
+            runtime=None,
+            knobs=self._world.knobs,
+            report=report,
+        )
+
+        def compile_one(gm: Any, inputs: Sequence[Any], info: Any) -> Any:
+            try:
+                return compile_graph(gm, inputs, context)
+            except Exception as error:
+                # One graph that cannot be compiled must not keep the others from it: trace on.
+                total.failures.append(said(error))
+                return run_eagerly(gm)
+
+        try:
+            trace(
+                session.target,
+                compile_graph=compile_one,
+                name=total.name,
+                fallback_random=self._world.knobs.fallback_random,
+                record=self.spent,
+            )
+        finally:  # what was traced before an error is worth keeping
+            total.failures += [said(error) for error in settle(context)]
+            session.service.drain(self._world.knobs.wait_seconds)
+            total.add(report, session.tally.kernels())
+            for phase, seconds in report.phases.items():
+                self.spent(phase, seconds)
+        tell_uncached(report, self._world.notices)
+        if not report.graphs["total"] and not total.failures:
+            raise NothingTraced(total.name)
+
+
+class _Sum:
+    """Adds up what one function's targets did."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.graphs = dict.fromkeys(GRAPHS, 0)
+        self.kernels = dict.fromkeys(KERNELS, 0)
+        self.failures: list[str] = []
+        self.error = ""
+        self._started = time.monotonic()
+
+    def add(self, report: Report, kernels: dict[str, int]) -> None:
+        """Add what one target did."""
+        for mine, more in ((self.graphs, report.graphs), (self.kernels, kernels)):
+            for name in mine:
+                mine[name] += more[name]
+
+    def report(self) -> FunctionReport:
+        """Return the sum."""
+        return FunctionReport(
+            function=self.name,
+            graphs=self.graphs,
+            kernels=self.kernels,
+            seconds=time.monotonic() - self._started,
+            failures=tuple(dict.fromkeys(self.failures)),
+            error=self.error,
+        )
