@@ -38,7 +38,8 @@ class Files:
     def function(self, file: Path, name: str) -> Callable[[], Any]:
         """Import ``file`` and return its function ``name``.
 
-        Its folder joins sys.path, as a script's does. Raises FunctionNotFound, or FunctionFailed when the file itself raises.
+        Its folder joins sys.path, as a script's does. Raises FunctionNotFound, or FunctionFailed
+        when the file itself raises.
         """
         place = file.resolve()
         module = self._modules.get(place)
