@@ -30,6 +30,7 @@ from .host_errors import SizesOutOfRange
 from .host_plan import plan
 from .kernel import Kernel, KernelBuilder
 from .lower.context import Lowering
+from .prologue import join_prologues
 from .report import Report
 from .runtime.contract import LoadableKernel, Runtime
 from .runtime.loader import load_program
@@ -143,7 +144,8 @@ def _generate(
         report.count_operators("fallback", lowering.fallback_ops)
     with report.phase("scheduling"):
         fill = 2 * ctx.target.device_model.multiprocessors
-        groups = split_groups(fuse(graph, fill), graph, fill)
+        groups = join_prologues(fuse(graph, fill), graph)
+        groups = split_groups(groups, graph, fill)
         live = live_after(groups, graph.outputs)
     futures: list[Future[Compiled]] = []
 

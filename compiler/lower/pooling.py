@@ -179,10 +179,14 @@ def max_pool2d(
     taps = shape[0].kernel * shape[1].kernel
     cost, reads = cost_of(a)
     cost, reads = taps * (cost + 6), taps * reads
-    return (
-        Lazy(sizes, a.dtype, lambda r, i: run(r, i)[0], cost, reads),
-        Lazy(sizes, "int64", lambda r, i: run(r, i)[1], cost, reads),
-    )
+    values = Lazy(sizes, a.dtype, lambda r, i: run(r, i)[0], cost, reads)
+    places = Lazy(sizes, "int64", lambda r, i: run(r, i)[1], cost, reads)
+    assert ctx.node is not None
+    if not any(user.args[1] == 1 for user in ctx.node.users):
+        return values, places
+    # stored together, they are one kernel
+    strides = [tuple(as_size(s) for s in m.stride()) for m in ctx.meta]
+    return ctx.realize(values, strides[0]), ctx.realize(places, strides[1])
 
 
 def _first(recorder: Recorder, along: Windows, window: Index) -> int:

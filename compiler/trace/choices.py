@@ -65,14 +65,50 @@ def _batch_norm_builtin(
     return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
+def _instance_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> torch.Tensor:
+    """Do what torch.instance_norm does, which is a batch norm inside, without asking for cuDNN.
+
+    Without running statistics it is a group norm of one channel a group, which keeps the layout.
+    """
+    del cudnn_enabled
+    if not use_input_stats:
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    batch, channels = input.shape[:2]
+    if running_mean is None and running_var is None:
+        return torch.group_norm(input, channels, weight, bias, eps, False)
+    each = [
+        None if t is None else t.repeat(batch) for t in (running_mean, running_var, weight, bias)
+    ]
+    mean, var, scale, shift = each
+    rows = input.reshape(1, batch * channels, *input.shape[2:])
+    result = batch_norm(rows, mean, var, scale, shift, True, momentum, eps)
+    for statistic, found in ((running_mean, mean), (running_var, var)):
+        if statistic is not None and found is not None:
+            statistic.copy_(found.view(batch, channels).mean(0))
+    return result.view(input.shape)
+
+
 _REPLACED: tuple[tuple[Any, Any], ...] = (
     (F.batch_norm, batch_norm),
     (torch.batch_norm, _batch_norm_builtin),
+    (aten.batch_norm.default, _batch_norm_builtin),
+    (torch.instance_norm, _instance_norm),
+    (aten.instance_norm.default, _instance_norm),
 )
 
 
 def choose_batch_norm(graph: Graph) -> int:
-    """Replace batch norm calls, whose operator would depend on cuDNN; return how many."""
+    """Replace batch and instance norms, whose operator would depend on cuDNN; return how many."""
     count = 0
     for node in graph.nodes:
         for original, ours in _REPLACED:

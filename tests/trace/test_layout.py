@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from networks import NETWORKS
+from networks import network as make
 from torch import nn
 
 from kernelfarm.compiler.seam.target import Target
+from kernelfarm.compiler.trace.dynamo import compile_fx
 from kernelfarm.compiler.trace.fake import trace_for
 
 aten = torch.ops.aten
@@ -207,3 +210,58 @@ def test_dropout_behind_a_convolution_keeps_its_numbers_apart():
     trace_for(function, Target.parse("h200"), compile_graph=keep, fallback_random=True)
     (drawn,) = [n for n in found["forward"].nodes if n.target is aten.native_dropout.default]
     assert drawn.args[0].meta["val"].is_contiguous()
+
+
+class Watching(torch.fx.Interpreter):
+    """Runs a graph on real tensors and compares each result's layout with the recorded one."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        self.watched = 0
+
+    def run_node(self, node):
+        """Compute a node; its strides must be those of its metadata."""
+        result = super().run_node(node)
+        found, told = (
+            [v] if isinstance(v, torch.Tensor) else v for v in (result, node.meta.get("val"))
+        )
+        if node.op != "output" and told is not None and not isinstance(told, torch.SymInt):
+            for real, fake in zip(found, told, strict=True):
+                if isinstance(real, torch.Tensor):
+                    self.watched += 1
+                    sides = zip(real.shape, real.stride(), fake.stride(), strict=True)
+                    assert real.shape == fake.shape, node.format_node()
+                    assert all(a == b for n, a, b in sides if n != 1), node.format_node()
+        return result
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_recorded_layouts_are_those_that_operators_give(name, training):
+    """Whole networks on real tensors, node by node, forward and backward."""
+    target = Target.parse("h200")
+    watching = []
+
+    def compile_graph(gm, inputs, info):
+        watching.append(Watching(gm))
+
+        def run(given):
+            return list(watching[-1 if info.kind == "backward" else 0].run(*given))
+
+        run._boxed_call = True
+        return run
+
+    def backend(gm, inputs):
+        return compile_fx(gm, inputs, compile_graph=compile_graph, target=target)
+
+    torch._dynamo.reset()
+    module = make(name).train(training)
+    run = torch.compile(module, backend=backend, dynamic=False)
+    x = torch.randn(NETWORKS[name][1]).requires_grad_(training)
+    with torch.set_grad_enabled(training):
+        out = run(x)
+    out = out if isinstance(out, tuple) else (out,)
+    if training:
+        sum((y * y).sum() for y in out).backward()
+    assert len(watching) == (2 if training else 1)
+    assert all(w.watched > 3 for w in watching)
