@@ -12,6 +12,7 @@ from .errors import GraphError
 from .fuse import Group
 from .host_alias import refs
 from .host_sizes import to_host
+from .inplace import Places
 from .ir import Buffer, Extern, LoweredGraph, View, views_in
 from .kernel import Kernel, Launch, grid_of
 from .sym import Size, SizeSymbol
@@ -34,6 +35,7 @@ class Assembler:
         self._views: dict[tuple, str] = {}
         #: Buffers that have their memory already: several groups may fill one.
         self._allocated: set[str] = set()
+        self._places = Places(graph, groups)
         #: The symbols that sizes mention, and the lines that can bind those that are no inputs.
         self._mentioned: set[str] = set()
         self._bindings = _bindings(graph)
@@ -54,14 +56,18 @@ class Assembler:
         self._mentioned |= {str(s) for s in size.free_symbols}
         return to_host(size)
 
-    def launch(self, launch: Launch | None, kernel: Kernel | None, live: set[str]) -> None:
+    def launch(
+        self, launch: Launch | None, kernel: Kernel | None, live: set[str], group: int
+    ) -> None:
         """Allocate a group's outputs and launch its kernel (None: nothing to compute)."""
+        pairs = launch.pairs if launch is not None else ()
         for name in self._in_order(live):
             if name not in self._allocated:
                 self._allocated.add(name)
-                self._lines.append(host.Allocate(name, self._spec(self._graph.buffers[name])))
+                if not self._places.take(name, pairs, group):
+                    self._lines.append(host.Allocate(name, self._spec(self._graph.buffers[name])))
         if launch is not None and kernel is not None:
-            pointers = tuple(host.Ref(n) for n in launch.buffers)
+            pointers = tuple(host.Ref(self._places.of(n)) for n in launch.buffers)
             sizes = tuple(self._size(s) for s in launch.sizes)
             grid = grid_of(launch.extents) if launch.extents else kernel.grid
             self._lines.append(host.KernelCall(launch.kernel, (*pointers, *sizes), grid))
@@ -134,7 +140,7 @@ class Assembler:
         Strides count even along dimensions of one element: libraries choose a layout by them.
         """
         if view.is_whole and view.strides == view.buffer.strides:
-            return view.buffer.name
+            return self._places.of(view.buffer.name)
         strides = tuple(self._size(s) for s in view.strides)
         sizes = tuple(self._size(s) for s in view.sizes)
         key = (view.buffer.name, sizes, strides, view.offset, view.dtype)
@@ -143,7 +149,9 @@ class Assembler:
             name = self._views[key] = f"view{len(self._views)}"
             spec = host.TensorSpec(sizes, strides, view.dtype, view.buffer.device, False)
             self._lines.append(
-                host.Reinterpret(name, view.buffer.name, spec, self._size(view.offset))
+                host.Reinterpret(
+                    name, self._places.of(view.buffer.name), spec, self._size(view.offset)
+                )
             )
         return name
 
@@ -167,4 +175,5 @@ def assemble_group(
     if group.extern is not None:
         assembler.call(group.extern)
     else:
-        assembler.launch(launch, kernels[launch.kernel] if launch else None, live)
+        kernel = kernels[launch.kernel] if launch else None
+        assembler.launch(launch, kernel, live, group.number)

@@ -18,6 +18,7 @@ from .host import GridSpec, SizeExpr
 from .host import Size as HostSize
 from .host_sizes import to_host
 from .index import INT32_LIMIT, Var
+from .inplace import elementwise_pairs
 from .ir import Buffer
 from .ops import ITEMSIZE
 from .reach import magnitude, magnitudes
@@ -57,6 +58,7 @@ class Launch:
     buffers: tuple[str, ...]
     sizes: tuple[Size, ...] = ()
     extents: Extents = ()
+    pairs: tuple[tuple[str, str], ...] = ()  # see `inplace.elementwise_pairs`
 
 
 class Allowance(Protocol):
@@ -112,13 +114,15 @@ class KernelBuilder:
             known = self._known[key] = self._build(canonical, args, sizes, wide)
         number, extents = known
         names = tuple(name for name, _ in pointers)
+        pairs = elementwise_pairs(body)
         if sizes is None:
-            return Launch(number, names)
+            return Launch(number, names, pairs=pairs)
         return Launch(
             number,
             names,
             tuple(as_size(atom) for atom in sizes.names),
             tuple((sizes.restored(e), block) for e, block in extents),
+            pairs,
         )
 
     def _fits_32_bits(self, body: Body, sizes: KernelSizes) -> bool:
