@@ -145,7 +145,7 @@ def _quotient(n: Size, d: Size) -> Size | None:
         if any(c % d for c in parts.values()):
             return None
         return settled(sympy.Add(*(c // d * sympy.Mul(*m) for m, c in parts.items())))
-    found = sympy.expand(sympy.cancel(sympy.sympify(n) / d))
+    found = sympy.expand(sympy.cancel((sympy.Integer(n) if isinstance(n, int) else n) / d))
     if any(p.is_Pow and not p.exp.is_positive for p in found.atoms(sympy.Pow)):
         return None
     whole = all(c.is_Integer for c in found.as_coefficients_dict().values())
