@@ -11,7 +11,7 @@ writing     writes and sums at positions that are data
 softmax, norm   whole operators of several loops   random   numbers of a seed
 matmul      products whose rows need padding      attention  masks that forbid the future
 conjugate   marks that eager resolves at a read    symbolic  numbers that depend on sizes
-pooling     windows of an image, repeated pixels
+convolution biases of library calls          pooling    windows of an image
 
 Importing this package registers all of them.
 """
@@ -20,6 +20,7 @@ from . import (  # noqa: F401  (each import registers lowerings)
     activation,
     attention,
     conjugate,
+    convolution,
     creation,
     indexing,
     joining,

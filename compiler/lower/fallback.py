@@ -36,13 +36,18 @@ def fallback(ctx: Lowering, node: fx.Node, args: Any, kwargs: Any) -> Any:
     view = as_view(ctx, node, args)
     if view is not None:
         return view
-    converted = tuple(_argument(ctx, node, a, n) for a, n in zip(args, node.args, strict=True))
+    converted = extern_arguments(ctx, node, args)
     named = {k: _argument(ctx, node, kwargs[k], n) for k, n in node.kwargs.items()}
     if any(is_marked(v) for v in tree_leaves(meta)) and not any(
         is_marked(source.meta.get("val")) for source in node.all_input_nodes
     ):
         raise GraphError(f"node {node.name} ({op}) returns a lazily conjugated or negated view")
     return ctx.extern(str(op), converted, named, meta)
+
+
+def extern_arguments(ctx: Lowering, node: fx.Node, args: Any) -> tuple[Any, ...]:
+    """The positional arguments of a library call; ``args`` are in the places of the node's own."""
+    return tuple(_argument(ctx, node, a, n) for a, n in zip(args, node.args, strict=True))
 
 
 def as_view(ctx: Lowering, node: fx.Node, args: Any) -> View | tuple[View, ...] | None:

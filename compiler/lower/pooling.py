@@ -1,4 +1,4 @@
-"""Pooling over windows of an image, and copies of its pixels: no loops, no atomics.
+"""Pooling over windows of an image: no loops, no atomics.
 
 A window is unrolled into its taps, each read under a mask where it may lie outside of the image.
 The backwards gather: a pixel looks at the few windows that contain it, so that no two programs
@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from ..body import Recorder, single
+from ..body import Recorder
 from ..index import Index, floordiv
 from ..ir import Lazy, Tensor, View, cost_of
-from ..ops import compute_dtype, is_float
+from ..ops import is_float
 from ..sym import Size, as_size, is_static
 from .context import Lowering
 from .joining import at_least, below, both
@@ -398,67 +398,3 @@ def _equal_windows(sizes: Sequence[Size], outputs: Sequence[Size]) -> list[int] 
     if not is_static(*sizes, *outputs) or any(o == 0 or int(s) % int(o) for s, o in pairs):
         return None
     return [int(s) // int(o) for s, o in pairs]
-
-
-# -- copies of pixels -----------------------------------------------------------------------------
-
-
-def _factors(sizes: Sequence[Size], outputs: Sequence[Size], scales: Sequence[Any]) -> Any:
-    """How often a pixel is repeated down and across; None if that is no whole number."""
-    if not is_static(*sizes, *outputs) or 0 in (*sizes, *outputs):
-        return None
-    factors = []
-    for size, output, scale in zip(sizes[-2:], outputs[-2:], scales, strict=True):
-        factor = max(int(output) // int(size), 1)
-        # eager multiplies positions by a float32 and rounds down
-        step = single(1.0 / scale if scale else int(size) / int(output))
-        if any(math.floor(single(i * step)) != i // factor for i in range(int(output))):
-            return None
-        factors.append(factor)
-    return factors
-
-
-@lower(aten.upsample_nearest2d.default)
-def upsample_nearest2d(
-    ctx: Lowering, a: Tensor, output_size: Any, scales_h: Any = None, scales_w: Any = None
-) -> Any:
-    """Every pixel repeated; scales that are no whole number are a library call."""
-    factors = _factors(a.sizes, ctx.out_sizes(), (scales_h, scales_w))
-    if factors is None:
-        return NotImplemented
-
-    def fn(recorder: Recorder, index: Sequence[Index]) -> int:
-        row, column = (floordiv(i, f) for i, f in zip(index[-2:], factors, strict=True))
-        return a.load(recorder, [*index[:-2], row, column])
-
-    return Lazy(ctx.out_sizes(), a.dtype, fn, *cost_of(a))
-
-
-@lower(aten.upsample_nearest2d_backward.default)
-def upsample_nearest2d_backward(
-    ctx: Lowering,
-    gradient: Tensor,
-    output_size: Any,
-    input_size: Any,
-    scales_h: Any = None,
-    scales_w: Any = None,
-) -> Any:
-    """Each pixel adds the gradients of its copies."""
-    sizes = ctx.out_sizes()
-    factors = _factors(sizes, gradient.sizes, (scales_h, scales_w))
-    if factors is None or math.prod(factors) > MAX_TAPS or not is_float(gradient.dtype):
-        return NotImplemented
-    gradient = _cheap(ctx, gradient, 0)
-
-    def fn(recorder: Recorder, index: Sequence[Index]) -> int:
-        total = recorder.const(0.0, compute_dtype(gradient.dtype))
-        for i in range(factors[0]):
-            for j in range(factors[1]):
-                row, column = index[-2].scale(factors[0]) + i, index[-1].scale(factors[1]) + j
-                value = gradient.load(recorder, [*index[:-2], row, column])
-                total = recorder.op("add", total, value)
-        return total
-
-    copies = math.prod(factors)
-    cost, reads = cost_of(gradient)
-    return Lazy(sizes, gradient.dtype, fn, copies * (cost + 1), copies * reads)

@@ -16,6 +16,7 @@ from ..seam.target import Target
 from .attention import choose_attention_everywhere
 from .literals import replace_literals
 from .masks import state_causality
+from .upsampling import repeat_pixels
 
 aten = torch.ops.aten
 
@@ -29,6 +30,7 @@ def make_choices(module: GraphModule, target: Target) -> None:
     for part in module.modules():
         if isinstance(part, GraphModule):
             changed = choose_batch_norm(part.graph) + replace_literals(part.graph)
+            changed += repeat_pixels(part.graph)
             if changed:
                 part.recompile()
 

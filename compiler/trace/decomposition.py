@@ -26,8 +26,6 @@ _WHOLE: tuple[Any, ...] = (
     # its parts give the weights where the backward wants their logarithmic sums
     aten._scaled_dot_product_flash_attention_for_cpu,
     aten.linspace,  # its parts round integers otherwise than eager
-    # their parts read at computed positions, which is a gather where whole factors are a division
-    aten.upsample_nearest2d,
     aten.native_dropout,  # its parts compare in the operand's own dtype: 8 bits for bfloat16
 )
 

@@ -39,6 +39,7 @@ _CONVERT = torch.ops.prims.convert_element_type.default
 
 #: The layout of an image or a volume whose channels lie side by side.
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+_POSITIONS = (torch.int64, torch.int32)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 #: With fewer channels on either side a convolution gains nothing from having them side by side.
 _CHANNELS = 16
@@ -68,7 +69,6 @@ _ANY_LAYOUT = frozenset(
         *_REDUCTIONS,
         operator.getitem,
         aten._to_copy.default,
-        aten._unsafe_index.Tensor,
         aten._adaptive_avg_pool2d.default,
         aten._adaptive_avg_pool2d_backward.default,
         aten.avg_pool2d.default,
@@ -81,11 +81,17 @@ _ANY_LAYOUT = frozenset(
         aten.max_pool2d_with_indices.default,
         aten.max_pool2d_with_indices_backward.default,
         aten.ones_like.default,
-        aten.upsample_nearest2d.default,
-        aten.upsample_nearest2d_backward.default,
         aten.zeros_like.default,
         _CONVERT,
     )
+)
+
+#: Reads and writes at positions; those at integers are ours, so the layout is what we say.
+_AT_POSITIONS = (
+    aten.index.Tensor,
+    aten._unsafe_index.Tensor,
+    aten.index_put.default,
+    aten._unsafe_index_put.default,
 )
 
 #: Views whose result is the operand.
@@ -301,6 +307,9 @@ def _any_layout(node: Node) -> bool:
     target = node.target
     if target in _ANY_LAYOUT or target in _VIEWS:
         return True
+    if target in _AT_POSITIONS:
+        positions = [_value(at) for at in node.args[1] if at is not None]  # type: ignore[union-attr]
+        return all(isinstance(at, Tensor) and at.dtype in _POSITIONS for at in positions)
     if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims"):
         return False
     pointwise = torch.Tag.pointwise in target.tags

@@ -1,4 +1,4 @@
-"""Pooling and upsampling equal eager, forward and backward, and become library calls elsewhere."""
+"""Pooling equals eager, forward and backward, and becomes library calls elsewhere."""
 
 from __future__ import annotations
 
@@ -141,22 +141,3 @@ def test_what_is_left_to_the_library():
         strides=False,
         fallbacks=[adaptive],
     )
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("factor", [1, 2, 3])
-def test_nearest_upsampling_and_its_backward(factor, layout):
-    """Whole factors repeat pixels, and add their gradients."""
-    x = image(2, 3, 5, 4, layout=layout)
-    size = [5 * factor, 4 * factor]
-    for scales in ((None, None), (float(factor), float(factor))):
-        check(pool(aten.upsample_nearest2d, size, *scales), x)
-        y = torch.randn_like(aten.upsample_nearest2d(x, size, *scales))
-        check(pool(aten.upsample_nearest2d_backward, size, [2, 3, 5, 4], *scales), y)
-
-
-@pytest.mark.parametrize("size", [(7, 4), (5, 9), (3, 2), (205, 164)])
-def test_other_nearest_upsampling_is_a_library_call(size):
-    """Factors that are no whole number, and whole ones where eager rounds a position down."""
-    call = "aten.upsample_nearest2d.default"
-    check(lambda x: F.interpolate(x, size), rand(1, 2, 5, 4), fallbacks=[call])
