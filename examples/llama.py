@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-BATCH, LENGTH = 4, 1024
+LAYERS, BATCH, LENGTH = 8, 4, 1024
 
 
 def infer() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
@@ -29,7 +29,7 @@ def train() -> tuple[torch.nn.Module, dict[str, torch.Tensor], str]:
 
 def _model() -> torch.nn.Module:
     config = LlamaConfig(
-        num_hidden_layers=8,
+        num_hidden_layers=LAYERS,
         hidden_size=1024,
         num_attention_heads=16,
         num_key_value_heads=8,

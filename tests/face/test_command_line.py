@@ -143,6 +143,35 @@ def test_no_target_is_a_usage_error(run):
     assert "--target" in err
 
 
+def test_the_help_lists_the_targets(run):
+    """`warm --help` names architectures and device models."""
+    status, out, _ = run("warm", "--help")
+    assert status == 0
+    assert "mi300x" in out
+    assert "hip:gfx942" in out
+
+
+def test_the_variable_names_the_target_where_the_command_does_not(run, monkeypatch):
+    """KERNELFARM_TARGET is read as --target is."""
+    monkeypatch.setenv("KERNELFARM_TARGET", "h9000")
+    status, _, err = run("warm", "model.py:build")
+    assert status == 2
+    assert "h9000" in err
+    assert "there is no file model.py" in run("warm", "model.py:build", "--target", "h200")[2]
+
+
+def test_every_function_that_fails_is_named(run):
+    """Each of several functions is tried, and a file that they share is imported once."""
+    function_file("print('imported')\ndef build(): return 3\ndef other(): raise KeyError('x')\n")
+    names = ("model.py:build", "model.py:absent", "model.py:other")
+    status, out, err = run("warm", *names, "--target", "h200", "--json")
+    assert (status, out) == (2, "")
+    assert err.count("imported") == 1
+    assert "module_or_callable" in err
+    assert "no function 'absent'" in err
+    assert "KeyError: 'x'" in err
+
+
 def test_a_bad_setting_is_a_usage_error(run, monkeypatch):
     """A variable with a value that its setting cannot have is status 2 and named."""
     monkeypatch.setenv("KERNELFARM_FARM", "perhaps")
