@@ -40,8 +40,15 @@ def check(module, x, compiled):
         )
 
 
+#: The networks that take a second or two under the interpreter.
+QUICK = ("generator", "grouped", "volume", "reshaped")
+
+
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NETWORKS],
+)
 def test_a_network_agrees_with_eager(compiled, name, training):
     """Results, gradients and running statistics are eager's, and so is each one's layout."""
     check(network(name).train(training), torch.randn(NETWORKS[name][1]), compiled)
