@@ -36,6 +36,7 @@ class Assembler:
         #: Buffers that have their memory already: several groups may fill one.
         self._allocated: set[str] = set()
         self._places = Places(graph, groups)
+        self._position = {name: place for place, name in enumerate(graph.buffers)}
         #: The symbols that sizes mention, and the lines that can bind those that are no inputs.
         self._mentioned: set[str] = set()
         self._bindings = _bindings(graph)
@@ -73,7 +74,7 @@ class Assembler:
             self._lines.append(host.KernelCall(launch.kernel, (*pointers, *sizes), grid))
 
     def _in_order(self, names: set[str]) -> list[str]:
-        return [n for n in self._graph.buffers if n in names]
+        return sorted(names & self._position.keys(), key=self._position.__getitem__)
 
     def call(self, node: Extern) -> None:
         """Add a library call and the checks of its results' layouts."""
