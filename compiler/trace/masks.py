@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import _disable_current_modes
@@ -142,15 +143,26 @@ def _name(node: Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
-#: What may give a tensor that shares its argument's memory.
-_VIEWS = frozenset(
+#: Calls whose result is memory of its own; of any other, the result may be a view of an argument.
+_FRESH = frozenset(
     (
-        *("getitem", "getattr", "view", "view_as", "reshape", "reshape_as", "expand", "expand_as"),
-        *("unsqueeze", "squeeze", "transpose", "permute", "contiguous", "detach", "flatten"),
-        *("unflatten", "ravel", "narrow", "select", "slice", "diagonal", "chunk", "split", "alias"),
-        *("unbind", "t", "swapaxes", "swapdims", "movedim", "moveaxis", "unfold", "as_strided"),
-        *("tensor_split", "hsplit", "vsplit", "dsplit", "positive", "to", "type", "bool", "int"),
-        *("long", "float", "type_as", "broadcast_to", "requires_grad_"),
+        *("embedding", "linear", "layer_norm", "rms_norm", "scaled_dot_product_attention", "gelu"),
+        *(
+            "silu",
+            "tanh",
+            "cos",
+            "sin",
+            "pow",
+            "rsqrt",
+            "mean",
+            "matmul",
+            "bmm",
+            "add",
+            "sub",
+            "mul",
+        ),
+        *("truediv", "neg", "eq", "ne", "le", "lt", "ge", "gt", "cumsum", "cat", "stack", "clone"),
+        "arange",
     )
 )
 
@@ -170,16 +182,23 @@ def _written(graph: Graph) -> set[Node]:
             source = waiting.pop()
             if source not in found:
                 found.add(source)
-                if _name(source) in _VIEWS or _writes(source):
+                if _name(source) not in _FRESH or _writes(source):
                     waiting += source.all_input_nodes
     return found
 
 
 def _writes(node: Node) -> bool:
     """Whether a node may write into one of its arguments."""
-    name = _name(node)
-    if node.target in (operator.and_, operator.or_, operator.not_, operator.is_):
+    name, target = _name(node), node.target
+    if target in (operator.and_, operator.or_, operator.not_, operator.is_):
         return False
+    if isinstance(target, HigherOrderOperator) or node.kwargs.get("inplace"):
+        return True
+    if isinstance(target, OpOverload):
+        return bool(target._schema.is_mutable)
+    # the switch of F.relu and its like may stand at any place
+    if getattr(target, "__module__", "") == "torch.nn.functional" and True in node.args:
+        return True
     in_place = name.endswith("_") and not name.endswith("__")
     augmented = name.strip("_") in _AUGMENTED
     return in_place or augmented or "setitem" in name or "out" in node.kwargs

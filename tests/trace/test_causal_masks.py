@@ -89,6 +89,52 @@ def _written_through_a_view(x: T) -> T:
     return mask
 
 
+def _written_as_at_least_2d(x: T) -> T:
+    query, key = _positions()
+    mask = (key <= query).contiguous()
+    torch.atleast_2d(mask)[0, 3] = True
+    return mask
+
+
+def _written_broadcast(x: T) -> T:
+    query, key = _positions()
+    mask = (key <= query).contiguous()
+    torch.broadcast_tensors(mask, mask)[0].fill_(True)
+    return mask
+
+
+def _written_on_the_cpu(x: T) -> T:
+    query, key = _positions()
+    mask = (key <= query).contiguous()
+    mask.cpu()[0, 3] = True
+    return mask
+
+
+def _written_as_data(x: T) -> T:
+    query, key = _positions()
+    mask = (key <= query).contiguous()
+    mask.data.fill_(True)
+    return mask
+
+
+def _written_by_a_switch(x: T) -> T:
+    mask = torch.full((LENGTH, LENGTH), -INF).triu(1)
+    F.relu(mask, inplace=True)
+    return mask
+
+
+def _written_by_a_switch_at_its_place(x: T) -> T:
+    mask = torch.full((LENGTH, LENGTH), -INF).triu(1)
+    F.relu(mask, True)
+    return mask
+
+
+def _written_by_an_operator(x: T) -> T:
+    mask = torch.full((LENGTH, LENGTH), -INF).triu(1)
+    torch.ops.aten.relu_(mask)
+    return mask
+
+
 def _random(x: T) -> T:
     query, key = _positions()
     return (key <= query) & (torch.rand(LENGTH, LENGTH) < 2)
@@ -96,7 +142,9 @@ def _random(x: T) -> T:
 
 OTHER = [
     _window, _everything, _strict, _slopes, _finite, _from_input, _written,
-    _written_through_a_view, _random,
+    _written_through_a_view, _random, _written_as_at_least_2d, _written_broadcast,
+    _written_on_the_cpu, _written_as_data, _written_by_a_switch,
+    _written_by_a_switch_at_its_place, _written_by_an_operator,
 ]  # fmt: skip
 
 
