@@ -168,6 +168,8 @@ def _convertible(node: Node) -> bool:
     """Whether the tensors of a convolution have a channels-last form that is worth something."""
     places, weight = _CONVOLUTIONS[node.target]
     values = [_value(node.args[place]) for place in places]
+    if any(type(size) is int and size == 0 for v in values for size in getattr(v, "shape", ())):
+        return False  # the libraries give gradients of an empty batch a layout of their own
     return all(
         isinstance(v, Tensor) and v.dtype in _DTYPES and v.dim() == values[0].dim() for v in values
     ) and (_value(node.args[weight]).dim() in _CHANNELS_LAST)

@@ -52,3 +52,9 @@ QUICK = ("generator", "grouped", "volume", "reshaped")
 def test_a_network_agrees_with_eager(compiled, name, training):
     """Results, gradients and running statistics are eager's, and so is each one's layout."""
     check(network(name).train(training), torch.randn(NETWORKS[name][1]), compiled)
+
+
+def test_an_empty_batch_has_eagers_gradients(compiled):
+    """Zero images train as in eager, whatever layout the others would have."""
+    layers = torch.nn.Conv2d(16, 16, 2), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 2)
+    check(torch.nn.Sequential(*layers), torch.randn(0, 16, 6, 6), compiled)
