@@ -27,15 +27,23 @@ FRESH = frozenset(
 
 
 def elementwise_pairs(body: Body) -> tuple[tuple[str, str], ...]:
-    """(operand, result) buffers of a body that touches both at the same places only."""
+    """(operand, result) buffers of a body that touches both at the same places only.
+
+    And reads the operand for the last time before it writes the result: a body whose results were
+    fused one after the other may read it again for a later one.
+    """
     if body.rsizes:
         return ()
     loads: dict[str, set[tuple[Index, str]]] = {}
     stores: dict[str, list[tuple[Index, str] | None]] = {}
-    for stmt in body.stmts:
+    read: dict[str, int] = {}  # the last statement that does
+    written: dict[str, int] = {}
+    for position, stmt in enumerate(body.stmts):
         if stmt.op == "load":
             loads.setdefault(stmt.attrs[0], set()).add((stmt.attrs[1], stmt.attrs[2]))
+            read[stmt.attrs[0]] = position
         elif stmt.op == "store":
+            written[stmt.attrs[0]] = position
             plain = stmt.attrs[2] == "set" and len(stmt.args) == 1
             stores.setdefault(stmt.attrs[0], []).append(
                 (stmt.attrs[1], stmt.attrs[3]) if plain else None
@@ -44,7 +52,11 @@ def elementwise_pairs(body: Body) -> tuple[tuple[str, str], ...]:
     for result, places in stores.items():
         place = places[0]
         if len(places) == 1 and place is not None and not place[0].indirects():
-            found += [(source, result) for source, seen in loads.items() if seen == {place}]
+            found += [
+                (source, result)
+                for source, seen in loads.items()
+                if seen == {place} and read[source] < written[result]
+            ]
     return tuple(found)
 
 

@@ -12,6 +12,8 @@ from generated import example, generated
 from interpret import interpret
 
 from kernelfarm.compiler import host
+from kernelfarm.compiler.body import Body, Recorder, loop_vars
+from kernelfarm.compiler.inplace import elementwise_pairs
 
 T = torch.Tensor
 
@@ -64,6 +66,23 @@ def test_two_results_do_not_take_one_operand() -> None:
     got, _ = interpret(trace(fn, inputs), inputs)
     for mine, eager in zip(got, fn(*inputs), strict=True):
         torch.testing.assert_close(mine, eager)
+
+
+def test_a_result_does_not_take_an_operand_that_is_read_behind_it() -> None:
+    """A load of the operand that follows the result's store would read the result."""
+    (loop,) = loop_vars("p", (8,))
+
+    def pairs(*, again: bool) -> tuple[tuple[str, str], ...]:
+        recorder = Recorder()
+        x, y = (recorder.load(name, loop, "float32") for name in ("x", "y"))
+        recorder.store("first", loop, y, "float32")
+        late = recorder.load("z", loop, "float32") if again else x
+        recorder.store("second", loop, late, "float32")
+        return elementwise_pairs(Body((8,), (), tuple(recorder.stmts)))
+
+    assert ("z", "second") in pairs(again=True)
+    assert ("z", "first") not in pairs(again=True)
+    assert {("x", "first"), ("y", "first"), ("x", "second")} <= set(pairs(again=False))
 
 
 def test_a_chain_keeps_one_place() -> None:
