@@ -4,7 +4,7 @@ trace/      Dynamo and AOTAutograd entry, fake devices, device-dependent choices
 graph_key   the canonical form of an ATen graph, as named key parts
 symbols     sizes that only a call knows: names, ranges, guards (sym, reach, sized, host_sizes)
 lower/      ATen nodes become loop bodies, views and extern calls (ir, body, folding, ops, index)
-fuse        loop nests become groups, each one kernel
+fuse        loop nests become groups, each one kernel (prologue: small ones share a launch)
 tile        an axis for every loop, a block size for every axis
 emit/       kernel text and the Python that runs a host program
 assemble    groups become the lines of a host program

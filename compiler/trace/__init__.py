@@ -6,7 +6,8 @@ answers        what a model asks about the device
 absent         what torch asks about the device
 shim           the device guard that a CPU build of torch lacks
 dynamo         Dynamo's graph to AOTAutograd's graphs to `compile_graph`
-choices        device-dependent operators, decided by the target (attention, literals)
+choices        device-dependent operators, decided by the target (attention, literals, upsampling)
+layout         convolutions and what surrounds them, channels-last
 decomposition  which operators AOTAutograd takes apart
 tidy           equal computations merged
 clock          Dynamo's own seconds

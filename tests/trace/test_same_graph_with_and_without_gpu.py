@@ -84,14 +84,52 @@ def convolution(layout, mode):
     return function
 
 
+class Image(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32)
+        self.depthwise, self.point = nn.Conv2d(32, 32, 3, 1, 1, groups=32), nn.Conv2d(32, 32, 1)
+        self.gate, self.group = nn.Conv2d(32, 32, 1), nn.GroupNorm(4, 32)
+        self.up, self.instance = nn.ConvTranspose2d(32, 32, 2, 2), nn.InstanceNorm2d(32)
+        self.last = nn.Conv2d(64, 16, 3)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.norm(self.stem(x))), 3, 2, 1)
+        y = F.silu(self.group(self.point(self.depthwise(x))))
+        y = y * torch.sigmoid(self.gate(F.adaptive_avg_pool2d(y, 1)))
+        y = torch.cat([self.instance(self.up(y)), F.interpolate(x, scale_factor=2)], 1)
+        return self.last(F.avg_pool2d(y, 2, 1)), y
+
+
+class Both(Image):
+    def forward(self, x):
+        y, z = super().forward(x)
+        return y.flatten(1).sum() + z.mean()
+
+
+def image(dtype, mode, batch):
+    def function():
+        model = (Both() if mode == "train" else Image()).to("cuda", dtype).train(mode == "train")
+        return model, (torch.randn(batch, 3, 32, 32, device="cuda", dtype=dtype),), mode
+    return function
+
+
+def volume():
+    model = nn.Sequential(nn.Conv3d(16, 32, 3), nn.BatchNorm3d(32), nn.ReLU(), nn.Conv3d(32, 16, 1))
+    return model.cuda().train(), (torch.randn(2, 16, 5, 6, 7, device="cuda"),), "train"
+
+
 def gpt2():
     from transformers import GPT2Config, GPT2LMHeadModel
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, use_cache=False)).cuda().bfloat16().eval()
     return model, (torch.randint(0, 50257, (8, 512), device="cuda"),)
 
 
-models = {"gpt2": gpt2, "mixed": mixed}
+models = {"gpt2": gpt2, "mixed": mixed, "volume": volume}
 for mode in ("infer", "train"):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for batch in (1, 4):
+            models[f"image {mode} {dtype} {batch}"] = image(dtype, mode, batch)
     for dtype in (torch.float32, torch.bfloat16):
         for causal in (True, False):
             models[f"attention {mode} {dtype} {causal}"] = attention(causal, dtype, mode)
