@@ -82,6 +82,30 @@ def as_size(value: object) -> Size:
     raise TypeError(f"not a size: {value!r}")
 
 
+def strides_of(tensor: Any) -> tuple[Size, ...]:
+    """A traced tensor's strides, in elements.
+
+    The tracer counts a size of zero as one in them. That is left out here: a tensor without
+    elements may have any strides, and equal layouts get equal ones.
+    """
+    strides = tuple(as_size(s) for s in tensor.stride())
+    if is_static(*strides):
+        return strides
+    sizes = {as_size(s) for s in tensor.shape}
+    return tuple(s if isinstance(s, int) else _nonzero(s, sizes) for s in strides)
+
+
+def _nonzero(stride: sympy.Expr, sizes: set[Size]) -> Size:
+    """A stride with ``Max(1, size)`` replaced by the size."""
+    values = {}
+    for atom in atoms(stride):
+        if type(atom).__name__ == "Max" and len(atom.args) == 2 and sympy.Integer(1) in atom.args:
+            (rest,) = (settled(a) for a in atom.args if a != 1)
+            if rest in sizes:
+                values[atom] = rest
+    return settled(stride.xreplace(values)) if values else stride
+
+
 @lru_cache(_REMEMBERED)
 def settled(expr: sympy.Expr) -> Size:
     """The expanded form of an expression, a plain int where it is a number."""

@@ -18,7 +18,7 @@ from ..body import Recorder, Stmt
 from ..errors import CodegenError
 from ..index import ZERO, Index, floordiv, mod, var
 from ..ir import Buffer, Tensor, View, is_dense
-from ..sym import as_size
+from ..sym import strides_of
 from .context import Lowering
 from .registry import lower
 
@@ -130,7 +130,7 @@ def efficient_attention(ctx: Lowering, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented
     sources: Any = node.args[:4]
     tensors = tuple(
-        ctx.realize(tensor, tuple(as_size(s) for s in source.meta["val"].stride()))
+        ctx.realize(tensor, strides_of(source.meta["val"]))
         for tensor, source in zip(args[:4], sources, strict=True)
     )
     dropout = args[5] if len(args) > 5 else kwargs.get("dropout_p", 0.0)

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from ..ir import Tensor
-from ..sym import as_size
+from ..sym import strides_of
 from .context import Lowering
 from .registry import LOWERINGS, lower
 
@@ -47,5 +47,5 @@ def computed(ctx: Lowering, node: fx.Node, a: Any) -> Any:
             traced.shape, traced.stride(), dtype=traced.dtype, device=traced.device
         )
         meta = op(plain)
-    memory = ctx.realize(a, tuple(as_size(s) for s in traced.stride()))
+    memory = ctx.realize(a, strides_of(traced))
     return ctx.extern(str(op), (memory,), {}, meta)

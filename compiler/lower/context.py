@@ -30,7 +30,16 @@ from ..ir import (
     same_layout,
 )
 from ..ops import INTS, ITEMSIZE, KERNEL_DTYPES
-from ..sym import Size, SizeSymbol, as_size, contiguous_strides, hint, known_multiple, naming
+from ..sym import (
+    Size,
+    SizeSymbol,
+    as_size,
+    contiguous_strides,
+    hint,
+    known_multiple,
+    naming,
+    strides_of,
+)
 from ..symbols import Symbols
 from .registry import LoweringFn, lowering_for
 
@@ -212,7 +221,7 @@ class Lowering:
                 out = self.buffer(
                     tuple(as_size(s) for s in val.shape),
                     dtype_name(val.dtype),
-                    tuple(as_size(s) for s in val.stride()),
+                    strides_of(val),
                     role="extern",
                     device=self.device_of(val),
                     name=name if not path else None,
@@ -270,7 +279,7 @@ class Lowering:
         if is_marked(val):
             raise GraphError(f"input {node.name} is a lazily conjugated or negated view")
         sizes = tuple(as_size(s) for s in val.shape)
-        strides = tuple(as_size(s) for s in val.stride())
+        strides = strides_of(val)
         offset = val.storage_offset()
         aligned = known_multiple(as_size(offset), 16 // gcd(16, val.element_size()))
         out = self.buffer(
@@ -367,7 +376,7 @@ class Lowering:
         cheap = CHEAP_FOR_CALLS if _feeds_calls(node) else CHEAP_COST
         shared = len(node.users) > 1 and (reads > CHEAP_READS or cost > cheap)
         if shared or reads > MAX_READS or cost > MAX_COST:
-            return self.realize(result, tuple(as_size(s) for s in node.meta["val"].stride()))
+            return self.realize(result, strides_of(node.meta["val"]))
         return result
 
     def _output(self, node: fx.Node) -> None:
@@ -378,8 +387,10 @@ class Lowering:
                 continue
             value = self.env[item]
             if isinstance(value, Tensor):
-                val = item.meta["val"]
-                value = self.realize(value, tuple(as_size(s) for s in val.stride()))
+                strides = strides_of(item.meta["val"])
+                value = self.realize(value, strides)
+                if not same_layout(value.sizes, value.strides, strides):
+                    raise LoweringError(item.name, str(item.target), "returns overlapping memory")
             elif value is not None and not isinstance(value, (int, float, bool, Expr)):
                 raise LoweringError(item.name, str(item.target), "returns what is no tensor")
             self.graph.outputs.append(value)

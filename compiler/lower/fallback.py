@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from ..errors import GraphError
 from ..host import DeviceRef, DType, MemoryFormat
 from ..ir import Tensor, View, is_dense, same_layout
-from ..sym import as_size, known_at_least, plus, times
+from ..sym import as_size, known_at_least, plus, strides_of, times
 from .conjugate import computed
 from .context import Lowering, dtype_name, is_marked
 
@@ -63,8 +63,8 @@ def as_view(ctx: Lowering, node: fx.Node, args: Any) -> View | tuple[View, ...] 
     source = node.args[0].meta.get("val")
     if not isinstance(source, torch.Tensor) or not isinstance(args[0], Tensor):
         return None
-    base = ctx.realize(args[0], tuple(as_size(s) for s in source.stride()))
-    if not same_layout(base.sizes, base.strides, [as_size(s) for s in source.stride()]):
+    base = ctx.realize(args[0], strides_of(source))
+    if not same_layout(base.sizes, base.strides, strides_of(source)):
         return None  # the traced layout has overlaps that our copy of it has not
 
     def build(val: Any) -> View | None:
@@ -82,7 +82,7 @@ def as_view(ctx: Lowering, node: fx.Node, args: Any) -> View | tuple[View, ...] 
         view = View(
             base.buffer,
             tuple(as_size(s) for s in val.shape),
-            tuple(as_size(s) for s in val.stride()),
+            strides_of(val),
             plus(base.offset, plus(offset, times(-1, start))),
             dtype_name(val.dtype),
         )
@@ -123,7 +123,7 @@ def _argument(ctx: Lowering, node: fx.Node, value: Any, source: Any) -> Any:
     match value:
         case Tensor():
             val = source.meta["val"]
-            return ctx.realize(value, tuple(as_size(s) for s in val.stride()))
+            return ctx.realize(value, strides_of(val))
         case None | bool() | int() | float() | str() | Expr():
             return value
         case torch.dtype():

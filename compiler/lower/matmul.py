@@ -23,7 +23,7 @@ from torch import fx
 
 from ..ir import Extern, Output, Tensor, View
 from ..ops import ITEMSIZE
-from ..sym import Size, as_size, contiguous_strides, is_static, product
+from ..sym import Size, as_size, contiguous_strides, is_static, product, strides_of
 from .context import Lowering, dtype_name
 from .registry import lower
 
@@ -75,7 +75,7 @@ def _sources(ctx: Lowering) -> tuple[Any, Any, Any]:
 
 
 def _as_traced(ctx: Lowering, tensor: Tensor, source: Any) -> View:
-    return ctx.realize(tensor, tuple(as_size(s) for s in source.meta["val"].stride()))
+    return ctx.realize(tensor, strides_of(source.meta["val"]))
 
 
 def _columns(view: View, start: int, stop: int) -> View:

@@ -18,7 +18,7 @@ from ..body import Recorder
 from ..index import Index, floordiv
 from ..ir import Lazy, Tensor, View, cost_of
 from ..ops import is_float
-from ..sym import Size, as_size, is_static
+from ..sym import Size, as_size, is_static, strides_of
 from .context import Lowering
 from .joining import at_least, below, both
 from .registry import lower
@@ -95,7 +95,7 @@ def _cheap(ctx: Lowering, a: Tensor, position: int) -> Tensor:
         return a
     assert ctx.node is not None
     source: Any = ctx.node.args[position]
-    return ctx.realize(a, tuple(as_size(s) for s in source.meta["val"].stride()))
+    return ctx.realize(a, strides_of(source.meta["val"]))
 
 
 def _masked(recorder: Recorder, a: Tensor, index: Sequence[Index], inside: int | None) -> int:
@@ -185,7 +185,7 @@ def max_pool2d(
     if not any(user.args[1] == 1 for user in ctx.node.users):
         return values, places
     # stored together, they are one kernel
-    strides = [tuple(as_size(s) for s in m.stride()) for m in ctx.meta]
+    strides = [strides_of(m) for m in ctx.meta]
     return ctx.realize(values, strides[0]), ctx.realize(places, strides[1])
 
 

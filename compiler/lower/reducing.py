@@ -14,7 +14,7 @@ from ..body import Recorder, loop_vars
 from ..index import ZERO, Index, const, linear
 from ..ir import Compute, Lazy, Tensor, cost_of, is_dense
 from ..ops import REDUCTIONS, compute_dtype
-from ..sym import Size, as_size, contiguous_strides, product
+from ..sym import Size, as_size, contiguous_strides, product, strides_of
 
 if TYPE_CHECKING:
     from .context import Lowering
@@ -195,7 +195,7 @@ def _layouts(ctx: Lowering, sizes: tuple[Size, ...], count: int) -> list[tuple[S
     for meta in metas:
         strides = plain
         if isinstance(meta, torch.Tensor) and tuple(as_size(s) for s in meta.shape) == sizes:
-            traced = tuple(as_size(s) for s in meta.stride())
+            traced = strides_of(meta)
             strides = traced if is_dense(sizes, traced) else plain
         out.append(strides)
     return out

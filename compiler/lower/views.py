@@ -27,6 +27,7 @@ from ..sym import (
     known_equal,
     known_multiple,
     plus,
+    strides_of,
     times,
 )
 from .context import Lowering, broadcast_index
@@ -53,7 +54,7 @@ def aliased(ctx: Lowering, source: Tensor) -> Any:
     assert ctx.node is not None
     if not isinstance(source, View) or not isinstance(ctx.node.args[0], fx.Node):
         return None
-    traced = [as_size(s) for s in ctx.node.args[0].meta["val"].stride()]
+    traced = strides_of(ctx.node.args[0].meta["val"])
     if not same_layout(source.sizes, source.strides, traced):
         return None
     return as_view(ctx, ctx.node, (source,))

@@ -25,7 +25,7 @@ from ..body import Recorder, loop_vars
 from ..index import Index, indirect, linear
 from ..ir import Compute, Lazy, Tensor, cost_of
 from ..ops import is_float
-from ..sym import Size, as_size, known_at_least
+from ..sym import Size, known_at_least, strides_of
 from .context import Lowering, broadcast_index, wrapped
 from .creation import constant
 from .indexing import index_dims, position
@@ -80,7 +80,7 @@ def written(
     held = _SUMMED_IN.get(dtype) if adds else dtype
     if held is None or torch.are_deterministic_algorithms_enabled():
         return NotImplemented
-    strides = tuple(as_size(s) for s in ctx.meta.stride()) if held == dtype else None
+    strides = strides_of(ctx.meta) if held == dtype else None
     # a lazy tensor of its own, so that the memory is nobody else's
     initial = Lazy(
         before.sizes, held, lambda r, i: r.cast(before.load(r, i), held), *cost_of(before)

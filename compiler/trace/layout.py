@@ -86,6 +86,9 @@ _ANY_LAYOUT = frozenset(
     )
 )
 
+#: Questions about a tensor that its layout does not change.
+_SIZES = (aten.sym_size.int, aten.sym_numel.default)
+
 #: Reads and writes at positions; those at integers are ours, so the layout is what we say.
 _AT_POSITIONS = (
     aten.index.Tensor,
@@ -207,7 +210,7 @@ class _Propagation:
         converted = node.target in _CONVOLUTIONS and self._convert(node)
         if not converted and not any(source in self.traced for source in node.all_input_nodes):
             return
-        if node.target in _REDUCTIONS and _is_line(node.meta["val"]):
+        if node.target in _SIZES or (node.target in _REDUCTIONS and _is_line(node.meta["val"])):
             return
         value = _recomputed(node) if _any_layout(node) else None
         if value is None or not self._restorable(node):
@@ -389,7 +392,9 @@ def _is_line(value: Any) -> bool:
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether the two layouts differ only in the strides of dimensions of one element."""
+    """Whether two known layouts differ only in the strides of dimensions of one element."""
+    if not all(type(n) is int for n in (*a.shape, *a.stride(), *b.stride())):
+        return False
     places = zip(a.shape, a.stride(), b.stride(), strict=True)
     return all(x == y for size, x, y in places if size != 1)
 

@@ -52,8 +52,8 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def compiled(backend: Any) -> Callable[..., Callable[..., Any]]:
     """Compile a function or module for the interpreter; options are knobs, strict by default."""
 
-    def compile_it(subject: Any, **options: Any) -> Callable[..., Any]:
+    def compile_it(subject: Any, dynamic: bool = False, **options: Any) -> Callable[..., Any]:
         settings = {"interpret": True, "strict": True, **options}
-        return torch.compile(subject, backend=backend.kernelfarm, options=settings, dynamic=False)
+        return torch.compile(subject, backend=backend.kernelfarm, options=settings, dynamic=dynamic)
 
     return compile_it
