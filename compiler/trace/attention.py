@@ -234,10 +234,20 @@ def aligned_bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> 
     if bias.shape[-1] != length:
         bias = bias.expand(*bias.shape[:-1], length)
     if not _rows_aligned(bias):
-        # written so that a symbolic length, too, is seen to end up as a multiple
-        padded = (length + _BIAS_ALIGN - 1) // _BIAS_ALIGN * _BIAS_ALIGN
-        bias = F.pad(bias, (0, padded - length)).contiguous()[..., :length]
+        bias = F.pad(bias, (0, _padded(length) - length)).contiguous()[..., :length]
     return bias.expand(query.shape[0], query.shape[1], query.shape[2], length)
+
+
+def _padded(length: Any) -> Any:
+    """The elements of a padded row: a multiple, visibly so also where ``length`` is a symbol.
+
+    A symbolic row is padded in any case. Rounded up, it could be exactly as long as its slice; the
+    tracer then asks whether the slice is contiguous and guards the answer, and a length that is
+    a multiple would be compiled apart from one that is not.
+    """
+    if isinstance(length, int):
+        return -(-length // _BIAS_ALIGN) * _BIAS_ALIGN
+    return (length // _BIAS_ALIGN + 1) * _BIAS_ALIGN
 
 
 def _rows_aligned(bias: torch.Tensor) -> bool:

@@ -62,6 +62,13 @@ def _outer(x: torch.Tensor) -> Any:
     return x.sum(0), torch.softmax(x, 0), x.var(0), x.argmax(0)
 
 
+def _sums(a: torch.Tensor, i: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    # Which of several writes to one place wins is undefined, so scatter's rows are distinct.
+    rows = torch.arange(0, 490, 7)[:, None].expand(70, 9)
+    added = (a.index_add(0, i, s), a.index_put((i,), s, accumulate=True))
+    return (*added, a.scatter(0, rows, s))
+
+
 def _random(seed: torch.Tensor) -> tuple[torch.Tensor, ...]:
     ops = torch.ops.kernelfarm
     shape = ([9, 60], [0, 1])
@@ -83,8 +90,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
        for d in (torch.float32, BF16, torch.float16, F64)},
     **{f"moments {d} {n}": (_moments, (example(64, n, dtype=d),))
        for d in (torch.float32, BF16, F64) for n in (60, 6000)},
-    **{f"sums {d}": (lambda a, i, s: (a.index_add(0, i, s), a.index_put((i,), s, accumulate=True),
-                                      a.scatter(0, i[:, None].expand(70, 9), s)),
+    **{f"sums {d}": (_sums,
                      (example(500, 9, dtype=d), example(70, dtype=I64), example(70, 9, dtype=d)))
        for d in SUMMED},
     "random": (_random, (example(1, dtype=I64),)),

@@ -6,8 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
+from torch._decomp import get_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from kernelfarm.compiler.trace.attention import (
     AttentionFacts,
@@ -139,6 +142,27 @@ def test_a_bias_that_is_one_wide_is_spread_over_the_keys() -> None:
     bias = aligned_bias(mask, q, q)
     torch.testing.assert_close(bias, mask.expand(2, 4, 5, 5))
     assert bias.stride(-1) == 1
+
+
+def test_a_bias_of_symbolic_length_serves_every_length() -> None:
+    """Tracing guards nothing that a multiple of eight answers otherwise than other lengths do."""
+
+    def attention(mask: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        bias = aligned_bias(mask, q, q)
+        return torch.ops.aten._scaled_dot_product_efficient_attention.default(q, q, q, bias, True)[
+            0
+        ]
+
+    graph = make_fx(
+        attention,
+        tracing_mode="symbolic",
+        decomposition_table=get_decompositions([torch.ops.aten.constant_pad_nd]),
+    )(torch.randn(2, 1, 13, 13), torch.randn(2, 4, 13, 8))
+    guards = [guard.expr for guard in graph.shape_env.guards]
+    asked = [(guard, symbol, n) for guard in guards for symbol in guard.free_symbols
+             for n in range(2, 66)]  # fmt: skip
+    assert asked
+    assert not [case for case in asked if case[0].subs(*case[1:]) != sympy.true]
 
 
 def test_an_aligned_bias_is_not_copied() -> None:
