@@ -1,4 +1,4 @@
-"""Where a first call's seconds go: Dynamo, the backend, the backward's compile, the rest."""
+"""Where a first call's seconds go: Dynamo, the backend, the backward's compile, the run."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Clock:
         self._backend = 0.0
         self._aot = 0.0
         self._open: list[tuple[str, float]] = []
+        self._dynamo_began: float | None = None
 
     def start(self) -> None:
         """Begin; from here on compiles are noticed."""
@@ -63,13 +64,16 @@ class Clock:
 
         "forward" and "backward" are the seconds until each returned, and "wait" those for the
         device at the end. Of forward: "dynamo" (without the backend) and "backend", and of this
-        "aot". Of backward: "backward_compile". "rest" is what remains of the first call: it ran.
+        "aot". Of backward: "backward_compile". What remains of the first call is "before", until
+        Dynamo begins (torch.compile and the backend are imported), and "run".
         ``beyond_tracing_s`` is the first call without "dynamo" and "aot".
         """
         dynamo = self._compiling.get("DYNAMO", 0.0)
         backward = self._compiling.get("LAZY_BACKWARD", 0.0)
         end, called = self.seconds("end"), self.seconds("called")
         forward = self.seconds("forward")
+        began = self._dynamo_began
+        before = 0.0 if began is None else began - self._started
         found = {
             "forward": forward,
             "backward": called - forward,
@@ -78,7 +82,8 @@ class Clock:
             "backend": self._backend,
             "aot": self._aot,
             "backward_compile": backward,
-            "rest": end - max(dynamo, self._backend) - backward,
+            "before": before,
+            "run": end - before - max(dynamo, self._backend) - backward,
         }
         line: dict[str, Any] = {
             "breakdown_s": {name: round(value, 4) for name, value in found.items() if value > 0.0}
@@ -88,7 +93,10 @@ class Clock:
         return line
 
     def _begun(self, args: Any) -> None:
-        self._open.append((args.callback_trigger.name, time.perf_counter()))
+        now = time.perf_counter()
+        if self._dynamo_began is None:
+            self._dynamo_began = now
+        self._open.append((args.callback_trigger.name, now))
 
     def _ended(self, _args: Any) -> None:
         # Dynamo tells only of the outermost of nested compiles, so that these come in pairs.

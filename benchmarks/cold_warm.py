@@ -7,7 +7,9 @@
 Needs a GPU. Each run is a process of its own. "cold" starts with empty caches of its own, "warm"
 is the next process over the same caches; "floor" compiles nothing: Dynamo and AOTAutograd, then
 op by op. In no process does the model run before the timed first call; what eager itself needs
-for a first call (libraries that load, algorithms that are chosen) is the line of "eager".
+for a first call (libraries that load, algorithms that are chosen) is the line of "eager". With
+--after-eager another small model takes an eager step first, so that the GPU's context and
+libraries are up and no seconds of theirs count.
 
 Inference is the call; training is ``zero_grad(set_to_none=True)``, forward and backward, without
 an optimizer. ``first_call_s`` counts from torch.compile to the synchronised end of the first one,
@@ -83,6 +85,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--losses", type=int, default=0, help="training steps to follow eager's")
     parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
     parser.add_argument("--rate", type=float, default=1e-3, help="the optimizer's learning rate")
+    parser.add_argument(
+        "--after-eager", action="store_true", help="begin each process with another model's step"
+    )
     parser.add_argument("--store", type=Path, help="kernelfarm's store; default: a fresh one")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one process")
     parser.add_argument("--limit", type=float, help="seconds for all; what is left is said")
@@ -137,6 +142,8 @@ def run_child(
     command += ["--measured", str(options.measured or MEASURED[about["mode"]])]
     command += ["--losses", str(options.losses), "--examples", str(options.examples)]
     command += ["--optimizer", options.optimizer, "--rate", str(options.rate)]
+    if options.after_eager:
+        command.append("--after-eager")
     if options.check is not None:
         command += ["--check", *map(str, options.check)]
     began = time.monotonic()

@@ -48,11 +48,35 @@ def load(model: str, mode: str) -> Subject:
     return Subject(module, args, kind == ["train"])
 
 
+class Other(torch.nn.Module):
+    """A small model that uses each of the GPU's libraries: products, attention, convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(3, 64, 3)
+        self.products = torch.nn.Linear(64, 64)
+        self.attention = torch.nn.MultiheadAttention(64, 1, batch_first=True)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """From (B, 3, H, W) to (B, (H - 2) * (W - 2), 64)."""
+        rows = self.products(self.convolution(image).flatten(2).mT)
+        return self.attention(rows, rows, rows, need_weights=False)[0]
+
+
+def eager_step_of_another(where: torch.device) -> None:
+    """Take one eager step, forward and backward, of a model that is not the measured one."""
+    for dtype in (torch.float32, torch.bfloat16):
+        image = torch.randn(2, 3, 10, 10, device=where, dtype=dtype)
+        Other().to(where, dtype)(image).sum().backward()
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the line of this process: ``options`` name one system, model and mode."""
     system = options.child
     subject = load(options.model[0], options.mode[0])
     device = device_of(subject.model)
+    if options.after_eager:
+        eager_step_of_another(next(subject.model.parameters()).device)
     device.synchronize()
     held = device.allocated_mib()
     clock = Clock()
