@@ -150,7 +150,8 @@ class Total:
             self.profile.disable()
 
     def _once(self, gm: Any, inputs: Sequence[Any]) -> tuple[float, dict[str, float], int]:
-        from kernelfarm.compiler.pipeline import CompileContext, compile_graph
+        from kernelfarm.compiler.context import CompileContext
+        from kernelfarm.compiler.pipeline import compile_graph
         from kernelfarm.compiler.report import Report
         from kernelfarm.knobs import Knobs
 

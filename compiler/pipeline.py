@@ -10,74 +10,33 @@ later ones are still being generated. Loading is the only place that waits.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
 
 from . import host
 from .admission import admit
-from .assemble import Assembler, assemble_group
+from .context import CompileContext, device_type
 from .errors import GraphError
-from .fuse import fuse, live_after, split_groups
 from .graph_key import Unkeyable, compiler_sources_digest, graph_key_parts
 from .host_codec import encode
 from .host_errors import SizesOutOfRange
-from .host_plan import plan
-from .kernel import Kernel, KernelBuilder
-from .lower.context import Lowering
-from .prologue import join_prologues
-from .report import Report
-from .runtime.contract import LoadableKernel, Runtime
+from .runtime.contract import LoadableKernel
 from .runtime.loader import load_program
-from .seam.front import devicelib_digest
-from .seam.options import Options, backend_options
-from .seam.target import Target
-from .seam.toolchain import Toolchain
-from .service import Compiled, GraphStore, KernelService, KeyParts, Priority
+from .service import Compiled, KeyParts
 from .stored import open_stored
 from .symbols import Symbols
-from .turns import no_collection, short_turns
+
+if TYPE_CHECKING:
+    from .kernel import Kernel
 
 #: So many programs may be stored for one graph, for sizes that break each other's guards.
 _MAX_VARIANTS = 8
 #: Takes one list of inputs, empties it, returns a list of outputs.
 Boxed = Callable[[list[Any]], list[Any]]
-
-
-class CodeKnobs(Protocol):
-    """What the compiler reads of the configuration."""
-
-    @property
-    def wait_seconds(self) -> float:
-        """How long a load waits for its kernels."""
-        ...
-
-    def key_parts(self) -> tuple[tuple[str, bytes], ...]:
-        """The knobs that change generated code."""
-        ...
-
-
-@dataclass(slots=True)
-class CompileContext:
-    """Everything that compiling one target needs; nothing here is global.
-
-    Without a ``runtime`` nothing is loaded (`kernelfarm warm`): the callable runs the traced graph
-    and the graph is published by `settle`, after the whole trace.
-    """
-
-    target: Target
-    toolchain: Toolchain
-    service: KernelService
-    graphs: GraphStore | None
-    runtime: Runtime | None
-    knobs: CodeKnobs
-    report: Report
-    deferred: list[Callable[[], None]] = field(default_factory=list)
 
 
 def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], ctx: CompileContext) -> Boxed:
@@ -101,6 +60,8 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], ctx: CompileCo
             ctx.report.graph("from_store")
             return found
     ctx.report.graph("compiled")
+    from .generate import generate  # half of our import seconds, and a hit does without it
+
     program, kernels, futures = generate(gm, ctx, symbols)
     call = _finish(gm, program, kernels, futures, parts, ctx)
     return _guarded(call, gm, program, symbols)
@@ -119,73 +80,6 @@ def _guarded(call: Boxed, gm: GraphModule, program: host.HostProgram, symbols: S
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
-
-
-def generate(
-    gm: GraphModule, ctx: CompileContext, symbols: Symbols | None = None
-) -> tuple[host.HostProgram, list[Kernel], list[Future[Compiled]]]:
-    """Lower, fuse and print a graph; returns its planned program and one future for each kernel.
-
-    With an interpreter as the runtime nothing is submitted and the list of futures is empty.
-    """
-    with no_collection():
-        return _generate(gm, ctx, symbols)
-
-
-def _generate(
-    gm: GraphModule, ctx: CompileContext, symbols: Symbols | None
-) -> tuple[host.HostProgram, list[Kernel], list[Future[Compiled]]]:
-    report = ctx.report
-    interpreted = ctx.runtime is not None and ctx.runtime.name == "interpreter"
-    with report.phase("lowering"):
-        lowering = Lowering(gm, device_type(ctx), symbols)
-        graph = lowering.run()
-        report.count_operators("lowered", lowering.lowered_ops)
-        report.count_operators("fallback", lowering.fallback_ops)
-    with report.phase("scheduling"):
-        fill = 2 * ctx.target.device_model.multiprocessors
-        groups = join_prologues(fuse(graph, fill), graph)
-        groups = split_groups(groups, graph, fill)
-        live = live_after(groups, graph.outputs)
-    futures: list[Future[Compiled]] = []
-
-    def submit(kernel: Kernel) -> None:
-        report.kernel_emitted(kernel.name)
-        if not interpreted:
-            with report.phase("submit"):
-                futures.append(ctx.service.submit(kernel.request, Priority.EMITTED))
-
-    start = time.perf_counter()
-    submitting = report.phases.get("submit", 0.0)
-    builder = KernelBuilder(
-        graph.buffers,
-        ctx.target,
-        ctx.toolchain,
-        devicelib_digest(),
-        lambda warps: _options(ctx.target, warps),
-        submit,
-        lowering.symbols,
-    )
-    assembler = Assembler(graph, groups)
-    with short_turns():
-        for group in groups:
-            launch = None if group.extern is not None else builder.launch(group, live[group.number])
-            assemble_group(assembler, group, launch, builder.kernels, live[group.number])
-    spent = time.perf_counter() - start - (report.phases.get("submit", 0.0) - submitting)
-    report.add_phase("codegen", spent)
-    with report.phase("host"):
-        program = plan(assembler.finish(builder.kernels, lowering.symbols.guards()))
-    return program, builder.kernels, futures
-
-
-def device_type(ctx: CompileContext) -> str:
-    """Torch's name of the devices that are the target: the CPU's for the interpreter."""
-    return "cpu" if ctx.runtime is not None and ctx.runtime.name == "interpreter" else "cuda"
-
-
-@lru_cache(maxsize=64)
-def _options(target: Target, num_warps: int) -> Options:
-    return backend_options(target, num_warps=num_warps, num_stages=1)
 
 
 def run_eagerly(gm: GraphModule) -> Boxed:

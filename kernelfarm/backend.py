@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from .compiler.pipeline import Boxed, CompileContext, compile_graph, run_eagerly
+from .compiler.context import CompileContext
+from .compiler.pipeline import Boxed, compile_graph, run_eagerly
 from .compiler.report import Report
 from .compiler.runtime.contract import Runtime
 from .compiler.seam.target import Target

@@ -163,7 +163,8 @@ class Warming:
 
     def _one(self, trace: Trace, session: Session, total: _Sum) -> None:
         # Here, because these import torch, which nobody should wait for to read a usage message.
-        from .compiler.pipeline import CompileContext, compile_graph, run_eagerly, settle
+        from .compiler.context import CompileContext
+        from .compiler.pipeline import compile_graph, run_eagerly, settle
 
         report = Report()
         context = CompileContext(

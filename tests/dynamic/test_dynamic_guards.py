@@ -13,11 +13,12 @@ from symbolic import Interpreted, check_sizes, symbolic
 
 from kernelfarm.compiler import kernel as kernels_module
 from kernelfarm.compiler import pipeline
+from kernelfarm.compiler.generate import generate
 from kernelfarm.compiler.host import Guard, SizeExpr
 from kernelfarm.compiler.host_codec import decode
 from kernelfarm.compiler.host_errors import SizesOutOfRange
 from kernelfarm.compiler.lower.context import Lowering
-from kernelfarm.compiler.pipeline import compile_graph, generate, settle
+from kernelfarm.compiler.pipeline import compile_graph, settle
 from kernelfarm.compiler.seam.artifact import Artifact, KernelMetadata
 from kernelfarm.compiler.service import Compiled, KeyParts, StoredGraph
 from kernelfarm.compiler.symbols import Symbols

@@ -14,9 +14,9 @@ from generated import Recording, context
 from symbolic import check_sizes, symbolic
 
 from kernelfarm.compiler import pipeline, tile
+from kernelfarm.compiler.generate import generate
 from kernelfarm.compiler.kernel import Kernel
 from kernelfarm.compiler.lower.context import Lowering
-from kernelfarm.compiler.pipeline import generate
 from kernelfarm.compiler.seam.back import back_half
 from kernelfarm.compiler.seam.front import devicelib_digest, front_half
 from kernelfarm.compiler.seam.target import Target

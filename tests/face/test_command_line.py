@@ -229,6 +229,20 @@ def test_importing_the_package_is_quick_and_imports_nothing_heavy():
 
 
 @pytest.mark.slow
+def test_the_backend_imports_code_generation_for_a_miss_only():
+    """A warm start's import is without lowering, fusion and kernel text: half of the seconds."""
+    program = (
+        "import sys, kernelfarm.backend; there = sys.modules; "
+        "parts = ('generate', 'lower', 'fuse', 'kernel', 'emit.kernel_text', 'pipeline'); "
+        "print([name for name in parts if 'kernelfarm.compiler.' + name in there])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "['pipeline']"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("redirection", ["| true", ">&-", "<&- >&- 2>&-"])
 def test_a_stdout_that_is_closed_or_not_read_is_no_error(redirection):
     """Nobody reading the result is no failure of the command, and leaves no traceback."""

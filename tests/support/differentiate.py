@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from interpret import NoKnobs, PoisoningRuntime
 
+from kernelfarm.compiler.context import CompileContext
 from kernelfarm.compiler.errors import GraphError, LoweringError
-from kernelfarm.compiler.pipeline import Boxed, CompileContext, compile_graph, run_eagerly
+from kernelfarm.compiler.pipeline import Boxed, compile_graph, run_eagerly
 from kernelfarm.compiler.report import Report
 from kernelfarm.compiler.seam.target import Target
 from kernelfarm.compiler.seam.toolchain import Toolchain

@@ -11,11 +11,12 @@ import torch
 from body_eval import trace
 from interpret import NoKnobs
 
+from kernelfarm.compiler.context import CompileContext
 from kernelfarm.compiler.fuse import fuse, live_after
+from kernelfarm.compiler.generate import generate
 from kernelfarm.compiler.host import HostProgram
 from kernelfarm.compiler.kernel import Kernel
 from kernelfarm.compiler.lower.context import Lowering
-from kernelfarm.compiler.pipeline import CompileContext, generate
 from kernelfarm.compiler.printer import print_groups
 from kernelfarm.compiler.report import Report
 from kernelfarm.compiler.seam.request import CompileRequest, SourceRequest

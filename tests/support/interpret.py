@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from body_eval import POISON_INT
 
-from kernelfarm.compiler.pipeline import CompileContext, compile_graph
+from kernelfarm.compiler.context import CompileContext
+from kernelfarm.compiler.pipeline import compile_graph
 from kernelfarm.compiler.report import Report
 from kernelfarm.compiler.runtime.interpreter import InterpreterRuntime
 from kernelfarm.compiler.seam.target import Target

@@ -11,7 +11,8 @@ import torch
 from body_eval import trace
 from interpret import NoKnobs
 
-from kernelfarm.compiler.pipeline import CompileContext, compile_graph
+from kernelfarm.compiler.context import CompileContext
+from kernelfarm.compiler.pipeline import compile_graph
 from kernelfarm.compiler.report import Report
 from kernelfarm.compiler.runtime.cuda import CudaRuntime
 from kernelfarm.compiler.seam.back import back_half
