@@ -12,7 +12,6 @@ from generated import Recording, context
 from symbolic import Interpreted, check_sizes, symbolic
 
 from kernelfarm.compiler import kernel as kernels_module
-from kernelfarm.compiler import pipeline
 from kernelfarm.compiler.generate import generate
 from kernelfarm.compiler.host import Guard, SizeExpr
 from kernelfarm.compiler.host_codec import decode
@@ -27,7 +26,9 @@ from kernelfarm.compiler.symbols import Symbols
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Dynamo remembers nothing, and code generation takes CPU tensors for the target's."""
-    monkeypatch.setattr(pipeline, "Lowering", lambda gm, device, s: Lowering(gm, "cpu", s))
+    monkeypatch.setattr(
+        "kernelfarm.compiler.generate.Lowering", lambda gm, device, s: Lowering(gm, "cpu", s)
+    )
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

@@ -13,7 +13,7 @@ from families import FAMILIES, family_inputs
 from generated import Recording, context
 from symbolic import check_sizes, symbolic
 
-from kernelfarm.compiler import pipeline, tile
+from kernelfarm.compiler import tile
 from kernelfarm.compiler.generate import generate
 from kernelfarm.compiler.kernel import Kernel
 from kernelfarm.compiler.lower.context import Lowering
@@ -26,7 +26,9 @@ from kernelfarm.compiler.seam.toolchain import current_toolchain
 @pytest.fixture(autouse=True)
 def cpu_is_target(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let code generation for a GPU take CPU tensors for the target's."""
-    monkeypatch.setattr(pipeline, "Lowering", lambda gm, device, s: Lowering(gm, "cpu", s))
+    monkeypatch.setattr(
+        "kernelfarm.compiler.generate.Lowering", lambda gm, device, s: Lowering(gm, "cpu", s)
+    )
     yield
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernelfarm.compiler import pipeline
 from kernelfarm.compiler.lower.context import Lowering
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
@@ -29,5 +28,6 @@ def cpu_is_target(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let code generation for a GPU take CPU tensors for the target's."""
     if not torch.cuda.is_available():
         monkeypatch.setattr(
-            pipeline, "Lowering", lambda gm, device, symbols: Lowering(gm, "cpu", symbols)
+            "kernelfarm.compiler.generate.Lowering",
+            lambda gm, device, symbols: Lowering(gm, "cpu", symbols),
         )
