@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -24,8 +25,17 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests marked gpu where there is none."""
+    """Thin out the tests marked every(n) and skip those marked gpu where there is none."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        thinned = item.get_closest_marker("every")
+        if thinned is not None:
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % thinned.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[test] += 1
     if _has_gpu():
         return
     skip = pytest.mark.skip(reason="no CUDA GPU on this machine")

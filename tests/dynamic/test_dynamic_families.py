@@ -35,6 +35,7 @@ def test_one_program_computes_what_eager_does_for_every_size(
     )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_large_sizes_after_small_ones(family: str) -> None:
     """Blocks and loops chosen for a small first call are right for rows many blocks long."""

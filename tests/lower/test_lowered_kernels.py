@@ -90,6 +90,7 @@ CASES: dict[str, tuple[Callable[..., object], tuple[tuple[int, ...], ...]]] = {
 LIBRARY = ("aten.mm.default", "aten.bmm.default")
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_equal_eager(name: str, dtype: torch.dtype) -> None:
@@ -130,6 +131,7 @@ def test_a_loss_over_a_vocabulary_equals_eager(dtype: torch.dtype) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", (torch.int64, torch.int32, torch.uint8, torch.bool), ids=str)
 def test_integer_kernels_equal_eager(dtype: torch.dtype) -> None:
     """Sums, extremes, positions, comparisons and joins of integers and booleans."""

@@ -81,6 +81,7 @@ def test_binary_operators_equal_eager_on_all_pairs_of_special_values(name: str) 
     check(lambda a, b: getattr(torch, name)(a[:, None], b), x, x.clone())
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", BINARY[:-1])
 @pytest.mark.parametrize("first", (torch.bfloat16, torch.int32, torch.uint8, torch.bool), ids=str)
 @pytest.mark.parametrize("second", (torch.float64, torch.int64, torch.uint8, torch.bool), ids=str)
@@ -106,6 +107,7 @@ def _fallbacks(name: str, first: torch.dtype, second: torch.dtype) -> tuple[str,
     return ()
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("number", (2, -1, 2.5, True, 300), ids=str)
 def test_numbers_promote_as_eager(dtype: torch.dtype, number: float) -> None:

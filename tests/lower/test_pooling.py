@@ -92,6 +92,7 @@ def test_an_image_without_a_batch_and_one_in_parts():
     check(lambda x: aten.avg_pool2d(x[:, 1:3, ::2], 2, 2), rand(2, 4, 16, 8))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("include", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("ceil", [False, True])

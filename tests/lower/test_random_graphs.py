@@ -130,7 +130,7 @@ def _inputs(layout: int) -> list[T]:
 
 
 @seed(20261130)
-@settings(max_examples=120, deadline=None, suppress_health_check=relaxed)
+@settings(max_examples=60, deadline=None, suppress_health_check=relaxed)
 @given(st.lists(step, min_size=2, max_size=9), st.integers(0, 4))
 def test_random_graphs_equal_eager_after_lowering(steps: list[Step], layout: int) -> None:
     """Whatever is chained, loop bodies compute what eager computes."""

@@ -74,6 +74,7 @@ def test_views_of_computed_values_equal_eager(name: str) -> None:
     check(lambda x: VIEWS[name](x * 2), rand(4, 6, dtype=torch.int64), fallbacks=BY_METADATA)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", VIEWS)
 def test_views_of_memory_equal_eager_in_every_layout(name: str) -> None:
     """A view of a strided input reads the right elements before a pointwise operator."""

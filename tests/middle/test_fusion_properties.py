@@ -128,7 +128,7 @@ def _close(got: Any, want: T, what: str) -> None:
 
 
 @seed(20261130)
-@settings(max_examples=80, deadline=None, suppress_health_check=relaxed)
+@settings(max_examples=40, deadline=None, suppress_health_check=relaxed)
 @given(steps, outputs)
 def test_fused_groups_equal_unfused_nodes_and_eager(chain: list[Step], chosen: list[int]) -> None:
     """Whatever is fused, every output is stored, once, in place, with eager's value."""
@@ -145,7 +145,7 @@ def test_fused_groups_equal_unfused_nodes_and_eager(chain: list[Step], chosen: l
 
 
 @seed(20261202)
-@settings(max_examples=60, deadline=None, suppress_health_check=relaxed)
+@settings(max_examples=30, deadline=None, suppress_health_check=relaxed)
 @given(steps, outputs, st.sampled_from([3, 8, 40]))
 def test_split_groups_equal_eager(
     monkeypatch: pytest.MonkeyPatch, chain: list[Step], chosen: list[int], fill: int

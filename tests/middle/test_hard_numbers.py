@@ -278,6 +278,7 @@ def test_softmax_over_the_first_dimension_in_attention() -> None:
     same(lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2) / 128, 0) @ v, q, k, v)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("length", (90, 5000))
 def test_levels_of_reductions(length: int) -> None:
     """Reductions of what depends on other reductions, with stores in and between the loops."""

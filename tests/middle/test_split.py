@@ -86,6 +86,7 @@ CASES: dict[str, Callable[[T], Any]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CASES)
 @given(
     shape=st.sampled_from(

@@ -258,7 +258,7 @@ def _mystery(x: Any) -> Any:
         (aten.mul.Tensor, object(), "an argument is a object"),
         (operator.mul, 2, "opaque function.*op mul"),
     ],
-    ids=str,
+    ids=("a function", "a generator", "an object", "a builtin"),
 )
 def test_what_has_no_exact_key_is_named(op: Any, scalar: Any, message: str) -> None:
     """An opaque function or argument raises, with operator and node in the message."""

@@ -235,6 +235,7 @@ class Watching(torch.fx.Interpreter):
         return result
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_recorded_layouts_are_those_that_operators_give(name, training):

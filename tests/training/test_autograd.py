@@ -289,6 +289,7 @@ def test_some_outputs_are_not_differentiated(compiled):
     torch.testing.assert_close(y.grad, torch.sin(x).detach())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("inside", [False, True])
 def test_autocast(compiled, dtype, inside):
@@ -358,6 +359,7 @@ OPTIMISERS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_a_compiled_optimiser_step(backend, compiled, name):
     """The step itself under torch.compile moves parameters as eager's."""

@@ -154,6 +154,7 @@ TAKEN: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_torch_leaves_to_us_is_right(backend, compiled, name):
     """Subclasses, sparse tensors and values that shapes depend on give eager's results."""

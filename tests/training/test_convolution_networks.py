@@ -50,6 +50,7 @@ def compare(got, want):
 QUICK = ("generator", "grouped", "volume", "reshaped")
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize(
     "name",

@@ -145,6 +145,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", CASES)
 def test_value_and_gradients(name):
     """The compiled function and its backward equal eager's, in float64."""

@@ -30,6 +30,7 @@ def agree(fn, compiled, *leaves, rest=(), rtol=1e-9, atol=1e-10):
             torch.testing.assert_close(a.grad, b.grad, rtol=rtol, atol=atol, equal_nan=True)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_cross_entropy(compiled, name, reduction):
@@ -102,6 +103,7 @@ LOSSES = {
 }  # fmt: skip
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", LOSSES)
 def test_other_losses(compiled, name):
     """Values and both gradients."""
@@ -148,6 +150,7 @@ def _assigned(w):
     return y
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", READS)
 def test_gradients_of_reads_and_writes(compiled, name):
     """Whatever is read at positions gets its gradient back there, summed where read twice."""

@@ -55,6 +55,7 @@ def _format(value):
     return torch.channels_last if last else torch.contiguous_format
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("rank", BATCH)
@@ -81,6 +82,7 @@ def test_batch_norm_without_momentum_averages_all_batches(compiled):
     check(module, torch.randn(3, 6, 5, 4, dtype=torch.float64), compiled, steps=3)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("parameters", ["half", "single"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_batch_norm_in_half_precision(compiled, dtype, parameters):
@@ -106,6 +108,7 @@ def test_statistics_of_half_precision_keep_float32(compiled):
     torch.testing.assert_close(module.running_var, x.float().var((0, 2, 3)), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", ["plain", "statistics", "parameters", "both"])
 @pytest.mark.parametrize("rank", INSTANCE)
@@ -117,6 +120,7 @@ def test_instance_norm(compiled, rank, name, training):
     check(module, torch.randn(SHAPES[rank], dtype=torch.float64) * 2 - 1, compiled, steps=2)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("groups", [1, 2, 6])
 @pytest.mark.parametrize("affine", [True, False])

@@ -99,6 +99,7 @@ def test_equal_calls_in_one_graph_are_independent(compiled):
     assert 0.21 < both < 0.29
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("p", [0.1, 0.75])
 def test_dropout_keeps_its_share_and_scale(compiled, dtype, p):

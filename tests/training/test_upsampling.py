@@ -24,6 +24,7 @@ def agree(fn, compiled, x):
     assert mine.grad.stride() == theirs.grad.stride()
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize(
     "options",
