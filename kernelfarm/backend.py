@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._dynamo.exc import RestartAnalysis
 from torch.fx import GraphModule
 
 from .compiler.context import CompileContext
@@ -67,6 +68,8 @@ def kernelfarm(
             fallback_random=knobs.fallback_random,
             record=REPORT.add_phase,
         )
+    except RestartAnalysis:
+        raise  # Dynamo's own: it traces anew, with one number less that is symbolic
     except Exception as error:
         if knobs.strict:
             raise

@@ -237,3 +237,14 @@ def test_a_tensor_made_in_the_function_is_a_constant_of_the_program(backend):
         dynamic=False,
     )
     assert torch.equal(run(torch.zeros(3)), torch.tensor([1.0, 2.0, 3.0]))
+
+
+def test_a_symbolic_float_that_cannot_stay_one_is_traced_anew(backend):
+    """Where Dynamo must take a number as it is after all, it restarts, and nothing falls back."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
+    run = torch.compile(
+        model, backend=backend.kernelfarm, options={"interpret": True}, dynamic=True
+    )
+    run(torch.randn(2, 1, 5, 6)).sum().backward()
+    assert model[0].weight.grad is not None
+    assert backend.heard == []
