@@ -50,6 +50,10 @@ class Symbols:
                 self.refusal = self.refusal or f"its size {symbol} depends on the data"
                 continue
             span = self.shape_env.bound_sympy(symbol)
+            if span is None:  # the tracer's mark for one ragged dimension, not a number
+                reason = f"its size {symbol} is that of a nested tensor's ragged dimension"
+                self.refusal = self.refusal or reason
+                continue
             self.table[symbol] = SizeSymbol(
                 f"s{len(self.table)}",
                 _number(span.lower),

@@ -248,3 +248,14 @@ def test_a_symbolic_float_that_cannot_stay_one_is_traced_anew(backend):
     run(torch.randn(2, 1, 5, 6)).sum().backward()
     assert model[0].weight.grad is not None
     assert backend.heard == []
+
+
+def test_a_nested_tensor_runs_op_by_op_and_says_why(backend):
+    """A ragged dimension has no one size; the graph runs op by op, with one notice of the reason."""
+    rows = [torch.randn(2, 4), torch.randn(3, 4)]
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    run = torch.compile(
+        lambda x: (x * 2).sin(), backend=backend.kernelfarm, options={"interpret": True}
+    )
+    torch.testing.assert_close(run(nested).values(), (nested * 2).sin().values())
+    assert len(backend.heard) == 1 and "nested tensor's ragged dimension" in backend.heard[0]
