@@ -251,7 +251,7 @@ def test_a_symbolic_float_that_cannot_stay_one_is_traced_anew(backend):
 
 
 def test_a_nested_tensor_runs_op_by_op_and_says_why(backend):
-    """A ragged dimension has no one size; the graph runs op by op, with one notice of the reason."""
+    """A ragged dimension has no one size: the graph runs op by op, with one notice of why."""
     rows = [torch.randn(2, 4), torch.randn(3, 4)]
     nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
     run = torch.compile(
