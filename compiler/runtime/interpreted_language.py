@@ -6,7 +6,7 @@ either. So the package is imported a second time, beside the normal one, with th
 modules of the copy are nobody else's (only the C extension is shared), and may be completed where
 the interpreter falls short of what our kernels need:
 
-- libdevice calls and bit-exact rounding to bfloat16 exist;
+- libdevice calls and bit-exact rounding to bfloat16 and the 8-bit floats exist;
 - reductions and scans call their combine function on halves of the block at once, so a block of
   4096 elements takes twelve calls and not 4095; every reduction but a sum runs its real combine
   function, so ties and NaN behave as when compiled;
@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from ..host_errors import RunError
+from . import small_floats
 from .interpreted_math import lookup
 
 _SWITCH = "TRITON_INTERPRET"
@@ -202,7 +203,7 @@ def _bind_libdevice(interpreter: Any, stubs: Any, externs: Any) -> None:
 
 
 def _complete_builder(tl: Any, interpreter: Any) -> None:
-    """Add libdevice, rounding to bfloat16, constants of small floats and assertions."""
+    """Add libdevice, rounding to small floats, constants of them and assertions."""
     builder = interpreter.InterpreterBuilder
     handle = interpreter.TensorHandle
     numpy_type = interpreter._get_np_dtype
@@ -231,8 +232,19 @@ def _complete_builder(tl: Any, interpreter: Any) -> None:
         if not np.all(getattr(condition, "data", condition)):
             raise AssertionError(message)
 
+    convert = builder.create_fp_to_fp
+
+    def between_floats(self: Any, source: Any, wanted: Any, rounding: Any) -> Any:
+        into, out_of = (small_floats.FORMATS.get(str(k.scalar)) for k in (wanted, source.dtype))
+        if into is not None and source.data.dtype.kind == "f":
+            return handle(small_floats.encode(source.data, into), wanted.scalar)
+        if out_of is not None and wanted.scalar == tl.float32:
+            return handle(small_floats.decode(source.data, out_of), tl.float32)
+        return convert(self, source, wanted, rounding)
+
     builder.create_extern_elementwise = extern
     builder.create_fp_trunc = round_to
+    builder.create_fp_to_fp = between_floats
     builder.create_assert = check
     for name, kind in (("bf16", tl.bfloat16), ("fp8e4nv", tl.float8e4nv), ("fp8e5", tl.float8e5)):
         if not hasattr(builder, f"get_{name}"):

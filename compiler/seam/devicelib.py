@@ -66,6 +66,12 @@ def to_float8_e4m3fn(a):
 
 
 @triton.jit
+def to_float8_e4m3fn_saturated(a):
+    # clamped here because not every target's conversion stops at the largest number; NaN stays
+    return tl.clamp(a, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
+
+
+@triton.jit
 def to_float8_e5m2(a):
     # from half way between 57344, the largest number, and 65536 on: infinity
     infinity = tl.where(a < 0.0, 0xFC, 0x7C).to(tl.uint8)

@@ -121,6 +121,19 @@ def test_kernels_that_read_at_positions_equal_eager(dtype: torch.dtype) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", (torch.float8_e4m3fn, torch.float8_e5m2), ids=str)
+def test_8_bit_floats_equal_eager(dtype: torch.dtype) -> None:
+    """Every value, ties between neighbours, subnormal numbers, and all that is too large."""
+    every = torch.arange(256, dtype=torch.uint8).view(dtype)
+    numbers = every.float()
+    known = numbers[numbers.isfinite()].unique()
+    ties = (known[1:] + known[:-1]) / 2
+    beyond = torch.tensor([1.001, 1.0357, 1.072, 1.0721, 1.2, 9e9, torch.inf, torch.nan])
+    x = torch.cat([numbers, ties, -ties, beyond * known.max(), -beyond * known.max()])
+    check(lambda x: x.to(dtype).float(), x, tolerance=(0, 0), interpreted=True)
+    check(lambda x: x.float() * 1, every, tolerance=(0, 0), interpreted=True)
+
+
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 def test_a_loss_over_a_vocabulary_equals_eager(dtype: torch.dtype) -> None:
     """Log softmax over a long row, gathered at the targets, averaged without the ignored ones."""
