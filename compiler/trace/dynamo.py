@@ -102,7 +102,8 @@ def compile_fx(
             gm,
             example_inputs,
             fw_compiler=compiler("forward"),
-            bw_compiler=compiler("backward"),
+            # It may be called late, by a backward inside of a function that Dynamo is tracing.
+            bw_compiler=torch._dynamo.disable(compiler("backward")),
             inference_compiler=compiler("inference"),
             partition_fn=functools.partial(
                 partition, model=target.device_model, fallback_random=fallback_random

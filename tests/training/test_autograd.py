@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.convert_frame import ConvertFrame
+
+from kernelfarm.compiler import pipeline
 
 #: Dynamo looks for gradients on inputs that are no leaves; it hides the warning unless it is fatal.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -357,6 +361,31 @@ OPTIMISERS = {
     "adam foreach": lambda p: torch.optim.Adam(p, lr=0.01, foreach=True),
     "adamw capturable": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), foreach=False),
 }
+
+
+def test_dynamo_keeps_out_of_our_compiler(compiled, monkeypatch):
+    """A backward inside of the compiled function compiles its graph there; that is not traced."""
+    seen = []
+    original = ConvertFrame.__call__
+
+    def watched(self, frame, *args, **kwargs):
+        seen.append(frame.f_code.co_filename)
+        return original(self, frame, *args, **kwargs)
+
+    monkeypatch.setattr(ConvertFrame, "__call__", watched)
+
+    def step(w, x):
+        loss = (x @ w).tanh().sum()
+        torch._dynamo.graph_break()
+        loss.backward()
+        return loss.detach()
+
+    w, x = torch.randn(4, 2, requires_grad=True), torch.randn(3, 4)
+    compiled(step)(w, x)
+    torch.testing.assert_close(w.grad, x.t() @ (1 - (x @ w.detach()).tanh() ** 2))
+    folder = str(Path(pipeline.__file__).parent)
+    assert __file__ in seen
+    assert not [name for name in seen if name.startswith(folder)]
 
 
 @pytest.mark.every(2)
