@@ -8,13 +8,22 @@ the program, evaluated for the live sizes on every hit and added to the live Sha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch.fx import GraphModule
-from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv
+from torch.utils._sympy.functions import (
+    CeilToInt,
+    FloatTrueDiv,
+    FloorDiv,
+    FloorToInt,
+    IntTrueDiv,
+    ToFloat,
+    TruncToInt,
+)
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from . import host
@@ -65,7 +74,10 @@ class Symbols:
         """An expression of the tracer over the symbols of this table."""
         found = self._known.get(expr)
         if found is None:
-            plain = expr.replace(CeilToInt, _rounded_up)
+            plain: Any = expr
+            if expr.has(CeilToInt, FloorToInt, TruncToInt):
+                plain = plain.replace(CeilToInt, _rounded_up).replace(FloorToInt, _rounded_down)
+                plain = plain.replace(TruncToInt, _truncated)
             found = self._known[expr] = settled(plain.xreplace(self.table))
         return found
 
@@ -132,13 +144,57 @@ def _number(value: Any) -> int | None:
     return int(value) if isinstance(value, (int, sympy.Integer)) else None
 
 
-def _rounded_up(quotient: sympy.Expr) -> sympy.Expr:
-    """The next integer above a quotient, in integers where it is one of integers."""
-    if isinstance(quotient, IntTrueDiv):
-        top, by = quotient.args
-        if by.is_Integer and by > 0:
-            return FloorDiv(top + by - 1, by)
-    return CeilToInt(quotient)
+#: Numbers up to here times a size are exact in double precision, and so are their halves.
+_EXACT_FACTOR = 1 << 10
+
+
+def _rounded_up(number: sympy.Expr) -> sympy.Expr:
+    """The next integer above a number, in integers where that is exact."""
+    scaled = _scaled(number)
+    if scaled is None:
+        return CeilToInt(number)
+    top, by = scaled
+    return FloorDiv(top + by - 1, by)
+
+
+def _rounded_down(number: sympy.Expr) -> sympy.Expr:
+    """The next integer below a number, in integers where that is exact."""
+    scaled = _scaled(number)
+    return FloorToInt(number) if scaled is None else FloorDiv(*scaled)
+
+
+def _truncated(number: sympy.Expr) -> sympy.Expr:
+    """What Python's ``int`` makes of a number, in integers where that is exact."""
+    scaled = _scaled(number)
+    if scaled is None or not scaled[0].is_nonnegative:
+        return TruncToInt(number)
+    return FloorDiv(*scaled)
+
+
+def _scaled(number: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr | int] | None:
+    """A number as one integer by another, if Python rounds it to the integers beside their ratio.
+
+    A quotient of integers is such, and a size times what a double holds exactly: upsampling twice
+    (``int(size * 2.0)``). Upsampling by 1.7 is none: 1.7 is rounded, and so is the product.
+    """
+    if isinstance(number, IntTrueDiv):
+        top, by = number.args
+        return (top, by) if by.is_Integer and by.is_positive else None
+    factor, size = number.as_coeff_Mul()
+    if isinstance(size, FloatTrueDiv):
+        size, divisor = size.args
+        more, size = size.as_coeff_Mul()
+        value = float(divisor) if divisor.is_number else 0.0
+        if value == 0.0 or math.frexp(value)[0] != 0.5:
+            return None  # by a power of two, nothing is rounded
+        factor = sympy.Float(float(factor) * float(more) / value)
+    if not isinstance(size, ToFloat):
+        return None
+    value = float(factor)
+    if not math.isfinite(value) or value.as_integer_ratio()[1] > _EXACT_FACTOR:
+        return None
+    top, bottom = value.as_integer_ratio()
+    return (top * size.args[0], bottom) if abs(top) <= _EXACT_FACTOR else None
 
 
 def _implies(a: tuple[Size, int], b: tuple[Size, int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from generated import Recording, context
 from symbolic import check_sizes, symbolic
 
 from kernelfarm.compiler import tile
+from kernelfarm.compiler.errors import GraphError
 from kernelfarm.compiler.generate import generate
 from kernelfarm.compiler.kernel import Kernel
 from kernelfarm.compiler.lower.context import Lowering
@@ -53,6 +55,25 @@ def test_one_product_of_symbols_is_not_computed_twice() -> None:
     """Loops that are one after the other in memory are one loop over the product of their sizes."""
     (kernel,) = _kernels(lambda x: x + 1, torch.randn(3, 5, 7))
     assert "//" not in kernel.request.text and "%" not in kernel.request.text
+
+
+def test_sizes_that_python_rounds_are_computed_in_integers() -> None:
+    """Products with numbers that a double holds exactly, and quotients: down, up, towards zero."""
+
+    def parts(x: torch.Tensor) -> Any:
+        n = x.shape[0]
+        down = (torch.sym_int(n * 0.75), torch.sym_int(n * 1.5) - n, torch.sym_int(n / 7))
+        down += (math.floor(n / 4), math.floor(n * 0.125))
+        up = (math.ceil(n * 0.25), math.ceil(n / 3), math.ceil(n * 1.0 / 4.0))
+        return tuple(x[:size] * 2 for size in down + up)
+
+    check_sizes(parts, (torch.randn(40),), *((torch.randn(n),) for n in (17, 41, 55, 70)))
+
+
+def test_a_size_that_depends_on_how_a_product_rounds_is_refused() -> None:
+    """No integers say what ``int(n * 0.7)`` is: 0.7 is rounded, and the product again."""
+    with pytest.raises(GraphError, match="TruncToInt"):
+        _kernels(lambda x: x[: torch.sym_int(x.shape[0] * 0.7)] * 2, torch.randn(40))
 
 
 def test_positions_below_a_symbol_need_no_mask() -> None:
