@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule
 from ..seam.target import Target
 from .attention import choose_attention_everywhere
 from .literals import replace_literals
+from .losses import replace_losses
 from .masks import state_causality
 from .upsampling import repeat_pixels
 
@@ -30,7 +31,7 @@ def make_choices(module: GraphModule, target: Target) -> None:
     for part in module.modules():
         if isinstance(part, GraphModule):
             changed = choose_batch_norm(part.graph) + replace_literals(part.graph)
-            changed += repeat_pixels(part.graph)
+            changed += repeat_pixels(part.graph) + replace_losses(part.graph)
             if changed:
                 part.recompile()
 

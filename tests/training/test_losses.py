@@ -166,3 +166,18 @@ def test_an_assertion_of_eager_is_kept(backend, compiled):
     assert "aten._assert_async.msg" in backend.REPORT.operators["fallback"]
     with pytest.raises(RuntimeError, match="non-negative"):
         run(x, torch.tensor([0, -1, 2]))
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_margin_loss_of_several_classes(compiled, reduction):
+    """Only what stands before the first -1 names a class, in rows that are full, short or empty."""
+    x = torch.randn(4, 5, dtype=torch.float64)
+    rows = [[2, 0, 4, 1, 3], [3, -1, 0, 0, 0], [-1, 1, 2, 3, 4], [1, 1, 4, -1, 2]]
+    target = torch.tensor(rows)
+
+    def both(x, t):
+        few = F.multilabel_margin_loss(x[3], t[3], reduction=reduction)
+        return F.multilabel_margin_loss(x, t, reduction=reduction) + few
+
+    agree(both, compiled, x, rest=(target,))
