@@ -48,7 +48,11 @@ class Parted:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A node takes so many assignments from now on, an absolute number."""
+    """A node takes so many assignments at once, at most slots + 2, those that it has included.
+
+    An absolute number, so that reports and assignments that cross on the way do no harm. Work that
+    no coordinator assigned to the node comes off it.
+    """
 
     node: str
     credits: int
@@ -80,7 +84,10 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A node no longer wants the kernel."""
+    """A node no longer wants the kernel.
+
+    Where it was assigned to this node as its asker, it does not compile it either.
+    """
 
     node: str
     key: bytes
@@ -97,7 +104,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A node that the kernel was assigned to has no artifact; ``failure.kind`` says what follows."""
+    """A node that the kernel was assigned to has no artifact; ``failure.kind`` decides."""
 
     node: str
     key: bytes
@@ -129,7 +136,10 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Tell these nodes who holds the kernel's artifact."""
+    """Tell these nodes who holds the kernel's artifact.
+
+    One of them may be compiling it for itself; that run is over as soon as it has the artifact.
+    """
 
     nodes: tuple[str, ...]
     key: bytes
