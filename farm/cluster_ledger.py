@@ -219,8 +219,11 @@ class Ledger:
 
     def _forget(self, key: bytes) -> None:
         """Let the host drop a request if nothing can come of it any more."""
-        if key not in self._jobs and key not in self._held:
+        if not self._is_known(key):
             self._emit(ev.Forget(key))
+
+    def _is_known(self, key: bytes) -> bool:
+        return key in self._jobs or key in self._held
 
     def _housekeeping(self) -> None:
         now = self._clock()

@@ -49,7 +49,11 @@ class ClusterPlan(Ledger):
             self._fill(changed.popitem()[1])
         if self._validate:
             check(self)
-        return self._out
+        return [found for found in self._out if not self._is_back(found)]
+
+    def _is_back(self, instruction: ev.Instruction) -> bool:
+        """Say whether a key was forgotten and asked for again within one call."""
+        return isinstance(instruction, ev.Forget) and self._is_known(instruction.key)
 
     # -- events -------------------------------------------------------------------------------
 

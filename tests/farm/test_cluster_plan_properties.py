@@ -33,7 +33,7 @@ STEPS = st.lists(
         st.sampled_from(
             ["ask", "ask", "ask", "ask", "raise", "drop", "done", "done", "done", "volunteer"]
             + ["crash", "reject", "lost", "unavailable", "unfetched", "pull", "slots", "stranger"]
-            + ["join", "part", "mute", "time", "time", "long", "forget"]
+            + ["again", "join", "part", "mute", "time", "time", "long", "forget"]
         ),
         st.integers(0, 7),
         st.integers(0, 7),
@@ -61,6 +61,8 @@ class World:
         self.window = dict.fromkeys(NODES, 0)
         self.slots = dict.fromkeys(NODES, 2)
         self.mute: set[str] = set()
+        #: Keys whose requests the host of the plan has.
+        self.requests: set[bytes] = set()
         for node in NODES[:3]:
             self.join(node, 2)
 
@@ -85,7 +87,10 @@ class World:
                 case ev.NoTaker(node, key, reason):
                     assert reason
                     self.answer((node,), key)
+                case ev.Forget(key):
+                    self.requests.discard(key)
                 case ev.Assign():
+                    assert instruction.key in self.requests
                     doubled += self.assign(instruction)
         # Whoever went silent has no assignments, and asks again when it is back.
         self.open = {found for found in self.open if self.plan.knows(found[0])}
@@ -133,9 +138,13 @@ class World:
         self.do(ev.Pulled(node, self.window[node]))
 
     def ask(self, node: str, key: bytes, priority: int) -> None:
+        self.do(self.asked(node, key, priority))
+
+    def asked(self, node: str, key: bytes, priority: int) -> ev.Asked:
         self.wishes[node].add(key)
         self.open.add((node, key))
-        self.do(ev.Asked(node, key, toolchain(key), priority, 0.1, 100))
+        self.requests.add(key)
+        return ev.Asked(node, key, toolchain(key), priority, 0.1, 100)
 
     def finish(self, node: str, key: bytes) -> None:
         self.runs.discard((node, key))
@@ -158,13 +167,14 @@ class World:
                 self.ask(node, key, how % 4)
             case "raise" if ask is not None:
                 self.do(ev.Raised(*ask, how % 4))
-            case "drop" if ask is not None:
+            case "drop" | "again" if ask is not None:
                 self.open.remove(ask)
                 self.wishes[ask[0]].discard(ask[1])
                 held = self.plan._jobs[ask[1]].runs.get(ask[0])
                 if held is not None and held.own:
                     self.runs.remove(ask)
-                self.do(ev.Dropped(*ask))
+                again = [self.asked(*ask, how % 4)] if what == "again" else []
+                self.do(ev.Dropped(*ask), *again)
             case "done" if run is not None:
                 self.finish(*run)
             case "volunteer" if known:
@@ -198,6 +208,7 @@ class World:
                 self.plan = self.new_plan()
                 self.open.clear()
                 self.runs.clear()
+                self.requests.clear()
                 for found in NODES:
                     if found not in self.mute:
                         self.join(found, how % 4)
@@ -229,6 +240,7 @@ def test_every_asker_is_answered_exactly_once(steps: list[tuple[str, int, int]])
         world.pass_time(0.5)
     assert not world.open
     assert not any(world.wishes.values())
+    assert all(world.plan._is_known(key) for key in world.requests)
 
 
 @given(STEPS)
