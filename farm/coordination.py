@@ -32,7 +32,7 @@ class Box:
     session: str
     info: Message
     messages: deque[Message] = field(default_factory=deque)
-    #: Set while the node listens and there is nothing for it.
+    #: The latest call of ``listen``; done once it need wait no longer.
     listener: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
@@ -115,12 +115,12 @@ class CoordinatorHost:
         box.session = box.session or session
         if box.session == session:
             box.wake()  # an earlier call of this session has nobody who reads its answer
+            box.listener = mine = asyncio.get_running_loop().create_future()
             if not box.messages:
-                box.listener = asyncio.get_running_loop().create_future()
-                await _at_most(self._park, box.listener)
+                await _at_most(self._park, mine)
             if self._box(node) is None:
                 return [{"op": "rejoin"}]
-            return self._collect(box)
+            return self._collect(box) if box.listener is mine else []
         # Another process has joined for this node; this one gets nothing, and not at once.
         await _at_most(self._park, asyncio.get_running_loop().create_future())
         return []
