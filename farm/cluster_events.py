@@ -29,6 +29,7 @@ class Joined:
     node: str
     slots: int
     toolchains: tuple[bytes, ...]
+    shares: bool = False  # it serves what it has fetched, not only what it compiled
 
 
 @dataclass(frozen=True, slots=True)

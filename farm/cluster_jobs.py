@@ -44,6 +44,7 @@ class ClusterLimits:
     recent_seconds: float = 600.0  # holders are remembered for so long after the last question
     recent_keys: int = 200_000
     recent_bytes: int = 128 << 20  # of requests that are kept, should the holders be gone
+    spread: float = 0.25  # who was told where an artifact is has it after so long, and serves it
     prefetch: int = 2  # assignments that a node may have beyond its slots
 
 
@@ -97,6 +98,10 @@ class Node:
     name: str
     slots: int
     heard: float
+    #: It serves what it has fetched.
+    shares: bool = False
+    #: How often it was named as a holder lately; halved now and then.
+    named: int = 0
     #: Those whose jobs it takes now.
     toolchains: set[bytes] = field(default_factory=set)
     #: Assignments that it takes at once; 0 until it pulls.

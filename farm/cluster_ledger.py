@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from random import Random
 
 from . import cluster_events as ev
@@ -203,15 +204,25 @@ class Ledger:
         """Remember who has the artifact of a job that is stored."""
         held = Held(job.toolchain, job.priority, seconds, job.size, job.refetches, self._clock())
         self._held.add(job.key, held)
-        self._held.add_holder(job.key, holder)
-        self._trim_held()
+        self._held.add_holder(job.key, holder, self._clock())
 
     def _other_holder(self, held: Held, asker: str) -> str | None:
-        """Return the latest holder that is there; who asks has not got it (any more)."""
-        if asker in held.holders:
-            held.holders.remove(asker)
-        nodes = self._roster.nodes
-        return next((name for name in reversed(held.holders) if name in nodes), None)
+        """Return the holder that is there and was named least; who asks has not got it."""
+        held.holders.pop(asker, None)
+        nodes, now = self._roster.nodes, self._clock()
+        there = [
+            nodes[name] for name, since in held.holders.items() if since <= now and name in nodes
+        ]
+        return min(there, key=_named).name if there else None
+
+    def _tell_holder(self, names: tuple[str, ...], key: bytes, holder: str) -> None:
+        """Tell nodes where a key that is held is; soon they will be holders themselves."""
+        self._emit(ev.Found(names, key, holder))
+        nodes, soon = self._roster.nodes, self._clock() + self.limits.spread
+        nodes[holder].named += len(names)
+        for name in islice(names, Holdings.HOLDERS):
+            if nodes[name].shares:
+                self._held.expect_holder(key, name, soon)
 
     def _trim_held(self) -> None:
         for key in self._held.trim(self._clock()):
@@ -231,6 +242,8 @@ class Ledger:
         self._rejected.trim(now)
         self._trim_held()
         self._roster.trim()
+        for node in self._roster.nodes.values():
+            node.named //= 2
         self._timers.add(now + HOUSEKEEPING, self._housekeeping)
 
     def _next(self) -> int:
@@ -239,3 +252,7 @@ class Ledger:
 
     def _emit(self, *instructions: ev.Instruction) -> None:
         self._out.extend(instructions)
+
+
+def _named(node: Node) -> int:
+    return node.named

@@ -114,7 +114,7 @@ class ClusterPlan(Ledger):
             if holder is not None:
                 self.counters["found"] += 1
                 self._held.use(key, now)
-                self._emit(ev.Found((node.name,), key, holder))
+                self._tell_holder((node.name,), key, holder)
                 return
             self._held.pop(key)
         for past in (self._quarantine, self._rejected):
@@ -175,7 +175,7 @@ class ClusterPlan(Ledger):
         if job is None:
             if key not in self._held:
                 self._held.add(key, Held(b"", SPECULATIVE, seconds, 0, 0, now))
-            self._held.add_holder(key, node.name)
+            self._held.add_holder(key, node.name, now)
             return
         run = job.runs.get(node.name)
         if run is None:
@@ -186,9 +186,10 @@ class ClusterPlan(Ledger):
         job.askers.pop(node.name, None)
         node.asked.discard(key)
         nodes = self._settle(job, "stored", spare=node.name)
-        if nodes:
-            self._emit(ev.Found(nodes, key, node.name))
         self._store(job, node.name, seconds)
+        if nodes:
+            self._tell_holder(nodes, key, node.name)
+        self._trim_held()
 
     def _failed(self, node: Node, key: bytes, failure: Failure) -> None:
         job = self._jobs.get(key)
@@ -228,11 +229,10 @@ class ClusterPlan(Ledger):
         if held is None:
             self._no_taker(node.name, key, "its artifact is not known any more")
             return
-        if holder in held.holders:
-            held.holders.remove(holder)
+        held.holders.pop(holder, None)
         other = self._other_holder(held, node.name)
         if other is not None:
-            self._emit(ev.Found((node.name,), key, other))
+            self._tell_holder((node.name,), key, other)
             return
         self._held.pop(key)
         if not held.toolchain or held.refetches >= self.limits.refetches:
@@ -252,7 +252,7 @@ class ClusterPlan(Ledger):
             self.counters["rejoined"] += 1
             self._leave(before)
         now = self._clock()
-        node = Node(event.node, max(0, event.slots), now)
+        node = Node(event.node, max(0, event.slots), now, shares=event.shares)
         self._roster.add(node)
         for toolchain in dict.fromkeys(event.toolchains):
             self._enter(node, toolchain)

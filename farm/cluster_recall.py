@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A key's holders, the latest last, and what is needed to have it compiled once more.
+    """A key's holders, and what is needed to have it compiled once more.
 
     ``toolchain`` is empty where nobody asked, so that no request is kept.
     """
@@ -22,14 +22,15 @@ class Held:
     size: int
     refetches: int
     used: float
-    holders: list[str] = field(default_factory=list)
+    #: Holder -> since when it has it, as far as is known.
+    holders: dict[str, float] = field(default_factory=dict)
 
 
 class Holdings:
     """Finished keys, bounded in number, in bytes of their requests and in age."""
 
-    #: Holders that are remembered of one key.
-    HOLDERS = 4
+    #: Holders that are remembered of one key: enough that none of them is asked by all.
+    HOLDERS = 16
 
     def __init__(self, max_keys: int, max_bytes: int, max_seconds: float) -> None:
         self._max_keys = max_keys
@@ -67,13 +68,18 @@ class Holdings:
             self.bytes += size - held.size
             held.size = size
 
-    def add_holder(self, key: bytes, holder: str) -> None:
-        """Remember one more holder of a key that is known."""
+    def add_holder(self, key: bytes, holder: str, since: float) -> None:
+        """Remember one more holder of a key that is known; the oldest beyond a few is dropped."""
         holders = self._found[key].holders
-        if holder in holders:
-            holders.remove(holder)
-        holders.append(holder)
-        del holders[: -self.HOLDERS]
+        holders[holder] = since
+        if len(holders) > self.HOLDERS:
+            del holders[next(iter(holders))]
+
+    def expect_holder(self, key: bytes, holder: str, since: float) -> None:
+        """Remember who will have a key that is known, if there are only few."""
+        holders = self._found[key].holders
+        if len(holders) < self.HOLDERS:
+            holders.setdefault(holder, since)
 
     def pop(self, key: bytes) -> Held:
         """Forget a key and return what was known of it."""

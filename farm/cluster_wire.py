@@ -12,8 +12,9 @@ bytes and text, with their names under "op"::
                  cancel {key}       no_taker {key, why}
                  rejoin             it does not know the node (any more): join and ask again
 
-``info`` is {wire, slots, toolchains, versions, session}, the reply {ok, wire, why}; ``session`` is
-new for each join, so that what is meant for an earlier one is dropped. ``body`` is the compressed
+``info`` is {wire, slots, toolchains, versions, session, shares}, the reply {ok, wire, why};
+``session`` is new for each join, so that what is meant for an earlier one is dropped, and
+``shares`` says that the node's agent serves what it has fetched too. ``body`` is the compressed
 wire form of a CompileRequest; it is empty in a ``compile`` for who asked, who has it.
 Unknown fields are ignored; any other change raises CLUSTER_WIRE.
 """

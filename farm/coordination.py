@@ -87,7 +87,8 @@ class CoordinatorHost:
         self._close(node)
         self._boxes[node] = Box(str(info.get("session", "")), info)
         toolchains = tuple(bytes(found) for found in info["toolchains"])
-        self.handle(ev.Joined(node, info["slots"], toolchains))
+        shares = bool(info.get("shares", False))
+        self.handle(ev.Joined(node, info["slots"], toolchains, shares))
         return {**reply, "ok": True, "why": ""}
 
     async def send(self, node: str, messages: list[Message]) -> None:

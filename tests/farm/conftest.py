@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from kernelfarm.farm.client import FarmClient
 from kernelfarm.farm.hosting import ServerOptions
 from kernelfarm.farm.warmup import TEXT, warm_request
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 FAULTY = Path(__file__).with_name("faulty_zygote.py")
 MakeRequest = Callable[..., SourceRequest]
 
