@@ -11,7 +11,7 @@ times by kind of kernel, transfers. In it
 - a node has one call to each coordinator under way, and what comes up meanwhile goes into the next;
 - a coordinator handles calls one after another, and its answers leave when a node listens;
 - a node's slots compile what it is assigned, in order, and artifacts are fetched from their holder,
-  who serves one after another.
+  who serves one after another; one that has it not (yet) says so, and the next is tried.
 
 One JSON line. ``wall_s`` is from the first rank's first line of Python to the last artifact's
 arrival, ``trace_s`` the part of it that the slowest rank traces anyway, ``alone_s`` what the same
@@ -27,6 +27,7 @@ import heapq
 import json
 import math
 import time
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,7 +63,9 @@ class Costs:
 class Node:
     """One machine: when its ranks emit, what it has asked, compiles and has."""
 
-    def __init__(self, name: str, shards: int, slots: int, first: float, pace: float) -> None:
+    def __init__(
+        self, name: str, kernels: int, shards: int, slots: int, first: float, pace: float
+    ) -> None:
         self.name = name
         self.first = first
         self.pace = pace  # of its fastest rank, seconds a kernel
@@ -71,8 +74,8 @@ class Node:
         self.busy = 0
         self.queue: deque[int] = deque()
         self.running: dict[int, int] = {}
-        self.compiled: set[int] = set()
-        self.missing = 0
+        self.arrived = array("d", [math.inf]) * kernels  # when it had which artifact
+        self.missing = kernels
         self.complete = 0.0
         self.serving = 0.0  # until when it serves artifacts already asked for
         self.served = 0.0
@@ -145,13 +148,12 @@ class Storm:
             for _ in range(options.ranks)
         ]
         first = self.random.uniform(0.0, options.skew)
-        node = Node(name, options.shards, options.slots, first, min(paces))
-        node.missing = options.kernels
+        node = Node(name, options.kernels, options.shards, options.slots, first, min(paces))
         self.nodes[name] = node
         self.traced = max(self.traced, first + max(paces) * options.kernels)
         window = max(1, (options.slots + 2) // options.shards)
         for link in node.links:
-            joined = ev.Joined(name, options.slots, (TOOLCHAIN,))
+            joined = ev.Joined(name, options.slots, (TOOLCHAIN,), not options.no_sharing)
             link.reports = [joined, ev.Pulled(name, window)]
         for shard in range(options.shards):
             self._wake(node, shard, first)
@@ -204,7 +206,7 @@ class Storm:
             if self._asking_time(node, number) > now:
                 break
             link.asked += 1
-            if number in node.compiled:  # for another node, before a rank of its own wanted it
+            if node.arrived[number] <= now:  # compiled for another, before its own ranks wanted it
                 self._has(node, now)
                 continue
             expected = self.seconds[number]
@@ -289,14 +291,25 @@ class Storm:
 
     def _fetch(self, node: Node, number: int, holder: str) -> None:
         costs = self.costs
+        server = self.nodes[holder]
+        reaches = self.now + costs.round_trip / 2
+        if server.arrived[number] > reaches or not server.alive:
+            self.counters["unfetched"] += 1
+            self._report(node, number, ev.Unfetched(node.name, self.keys[number], holder))
+            return
         if node.running.pop(number, None) is not None:
             node.busy -= 1  # it was compiling it itself, and another was faster
-        server = self.nodes[holder]
         seconds = costs.artifact_bytes / costs.bandwidth
-        server.serving = max(server.serving, self.now + costs.round_trip / 2) + seconds
+        server.serving = max(server.serving, reaches) + seconds
         server.served += seconds
         self.counters["fetched"] += 1
-        self._has(node, server.serving + costs.round_trip / 2)
+        node.arrived[number] = server.serving + costs.round_trip / 2
+        self._has(node, node.arrived[number])
+
+    def _report(self, node: Node, number: int, event: ev.Event) -> None:
+        shard = shard_of(self.keys[number], self.options.shards)
+        node.links[shard].reports.append(event)
+        self._wake(node, shard, self.now + self.costs.window)
 
     def _has(self, node: Node, when: float) -> None:
         node.missing -= 1
@@ -322,21 +335,18 @@ class Storm:
         if not node.alive or node.running.get(number) != attempt:
             return
         del node.running[number]
-        node.compiled.add(number)
         node.busy -= 1
-        key = self.keys[number]
-        shard = shard_of(key, self.options.shards)
-        link = node.links[shard]
-        link.reports.append(ev.Finished(node.name, key, seconds))
-        if self._has_asked(node, link, shard, number):
+        node.arrived[number] = self.now
+        self._report(node, number, ev.Finished(node.name, self.keys[number], seconds))
+        if self._has_asked(node, number):
             self._has(node, self.now)
         self._start(node)
-        self._wake(node, shard, self.now + self.costs.window)
 
-    def _has_asked(self, node: Node, link: Link, shard: int, number: int) -> bool:
+    def _has_asked(self, node: Node, number: int) -> bool:
         """Say whether this was for the node's own ranks, who then need no other answer."""
-        keys = self.of_shard[shard]
-        return link.asked == len(keys) or number < keys[link.asked]
+        shard = shard_of(self.keys[number], self.options.shards)
+        keys, asked = self.of_shard[shard], node.links[shard].asked
+        return asked == len(keys) or number < keys[asked]
 
 
 def simulate(options: argparse.Namespace, costs: Costs) -> dict[str, Any]:
@@ -374,6 +384,7 @@ def simulate(options: argparse.Namespace, costs: Costs) -> dict[str, Any]:
             "all": round(sum(shard.busy for shard in shards), 3),
         },
         "fetched": storm.counters["fetched"],
+        "unfetched": storm.counters["unfetched"],
         "serving_s": round(max(node.served for node in alive), 3),
         "plan": {
             "events": events,
@@ -397,6 +408,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--skew", type=float, default=2.0, help="seconds in which the nodes start (default 2)")
     add("--stragglers", type=float, default=0.001, help="share of runs that take 20 x as long")
     add("--die", type=int, default=0, help="nodes that fall silent while the others trace")
+    add("--window-ms", type=float, default=2.0, help="a node collects before it calls (default 2)")
+    add("--no-sharing", action="store_true", help="only who compiled an artifact serves it")
     add("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     options.shards = options.shards or math.ceil(options.nodes / 64)
@@ -405,7 +418,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     """Simulate and print the line."""
-    print(json.dumps(simulate(parse(), Costs())), flush=True)
+    options = parse()
+    print(json.dumps(simulate(options, Costs(window=options.window_ms / 1e3))), flush=True)
 
 
 if __name__ == "__main__":

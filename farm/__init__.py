@@ -16,5 +16,15 @@ In the order in which a kernel travels::
     local       the last resort: compile in this process
     errors      everything raised here
 
-Importing this package imports nothing else. Nothing here imports torch or Ray.
+Between the nodes of a cluster::
+
+    cluster_wire    names of actors, messages and batches
+    cluster_events  what happens to a coordinator's plan, and what that wants done
+    cluster_plan    the cluster's scheduler: a state machine without I/O (cluster_ledger, _jobs,
+                    _pool, _roster, _recall: its parts)
+    coordination    joins nodes' messages and that plan; no policy of its own
+    coordinator     the Ray actor around it
+
+Importing this package imports nothing else. Nothing here imports torch, and Ray only
+``coordinator`` does.
 """

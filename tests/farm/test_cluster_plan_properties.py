@@ -122,7 +122,7 @@ class World:
         self.mute.discard(node)
         self.gone(node)
         self.window[node] = 0
-        self.do(ev.Joined(node, self.slots[node], TOOLCHAINS[node]))
+        self.do(ev.Joined(node, self.slots[node], TOOLCHAINS[node], shares=node in "bcd"))
         self.pull(node, credits)
         for key in sorted(self.wishes[node]):
             self.ask(node, key, 1)
