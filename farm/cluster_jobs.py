@@ -112,5 +112,6 @@ class Node:
     asked: set[bytes] = field(default_factory=set)
 
     def credits(self, limits: ClusterLimits) -> int:
-        """Return how many assignments it takes beyond those that it has."""
-        return min(self.window, self.slots + limits.prefetch) - len(self.runs)
+        """Return how many assignments it takes beyond those that it has; none without a slot."""
+        most = self.slots + limits.prefetch if self.slots else 0
+        return min(self.window, most) - len(self.runs)

@@ -36,6 +36,8 @@ class Ledger:
         self.limits = limits or ClusterLimits()
         self.counters: Counter[str] = Counter()
         self._clock = clock
+        #: When the present call of ``handle`` began.
+        self._now = clock()
         self._rng = rng or Random(0)
         self._validate = validate
         self._roster = Roster(self.limits)
@@ -51,6 +53,8 @@ class Ledger:
         self._timers = Timers()
         self._number = 0
         self._out: list[ev.Instruction] = []
+        #: There is a Forget among them.
+        self._forgot = False
         self._gathered = clock() + self.limits.gathering
         self._timers.add(clock() + HOUSEKEEPING, self._housekeeping)
 
@@ -120,7 +124,7 @@ class Ledger:
 
     def _wait(self, job: Job, seconds: float) -> bool:
         """Queue a job for so long at least; say whether there is anything to wait for."""
-        job.until = max(job.until, self._clock() + seconds)
+        job.until = max(job.until, self._now + seconds)
         self._timers.add(job.until, self._too_long, job.key, job.order)
         return self._place(job)
 
@@ -128,7 +132,7 @@ class Ledger:
         """Queue a job without runs, or let it wait for nodes, or give it back."""
         if self._roster.pool(job).nodes:
             self._move(job, "queued")
-        elif self._clock() < self._gathered:
+        elif self._now < self._gathered:
             if job.state != "wanted":
                 self._move(job, "wanted")
             self._timers.add(self._gathered, self._too_long, job.key, job.order)
@@ -138,7 +142,7 @@ class Ledger:
         return True
 
     def _too_long(self, key: bytes, order: int) -> None:
-        job, now = self._jobs.get(key), self._clock()
+        job, now = self._jobs.get(key), self._now
         if job is None or job.order != order or job.state == "compiling":
             return
         if job.state == "wanted" and now >= self._gathered:
@@ -161,7 +165,7 @@ class Ledger:
     def _refuse(self, job: Job, failure: Failure, past: Quarantine, spare: str) -> None:
         """Let a job fail for those who asked, and for a while for those who will ask."""
         self.counters["failed"] += 1
-        past.add(job.key, failure, self._clock())
+        past.add(job.key, failure, self._now)
         nodes = self._settle(job, "failed", spare)
         if nodes:
             self._emit(ev.Refused(nodes, job.key, failure))
@@ -202,42 +206,45 @@ class Ledger:
 
     def _store(self, job: Job, holder: str, seconds: float) -> None:
         """Remember who has the artifact of a job that is stored."""
-        held = Held(job.toolchain, job.priority, seconds, job.size, job.refetches, self._clock())
+        held = Held(job.toolchain, job.priority, seconds, job.size, job.refetches, self._now)
         self._held.add(job.key, held)
-        self._held.add_holder(job.key, holder, self._clock())
+        self._held.add_holder(job.key, holder, self._now)
 
     def _other_holder(self, held: Held, asker: str) -> str | None:
         """Return the holder that is there and was named least; who asks has not got it."""
         held.holders.pop(asker, None)
-        nodes, now = self._roster.nodes, self._clock()
-        there = [
-            nodes[name] for name, since in held.holders.items() if since <= now and name in nodes
-        ]
-        return min(there, key=_named).name if there else None
+        nodes, now = self._roster.nodes, self._now
+        best = None
+        for name, since in held.holders.items():
+            node = nodes.get(name)
+            if since <= now and node is not None and (best is None or node.named < best.named):
+                best = node
+        return None if best is None else best.name
 
     def _tell_holder(self, names: tuple[str, ...], key: bytes, holder: str) -> None:
         """Tell nodes where a key that is held is; soon they will be holders themselves."""
         self._emit(ev.Found(names, key, holder))
-        nodes, soon = self._roster.nodes, self._clock() + self.limits.spread
+        nodes, soon = self._roster.nodes, self._now + self.limits.spread
         nodes[holder].named += len(names)
         for name in islice(names, Holdings.HOLDERS):
             if nodes[name].shares:
                 self._held.expect_holder(key, name, soon)
 
     def _trim_held(self) -> None:
-        for key in self._held.trim(self._clock()):
+        for key in self._held.trim(self._now):
             self._forget(key)
 
     def _forget(self, key: bytes) -> None:
         """Let the host drop a request if nothing can come of it any more."""
         if not self._is_known(key):
             self._emit(ev.Forget(key))
+            self._forgot = True
 
     def _is_known(self, key: bytes) -> bool:
         return key in self._jobs or key in self._held
 
     def _housekeeping(self) -> None:
-        now = self._clock()
+        now = self._now
         self._quarantine.trim(now)
         self._rejected.trim(now)
         self._trim_held()
@@ -252,7 +259,3 @@ class Ledger:
 
     def _emit(self, *instructions: ev.Instruction) -> None:
         self._out.extend(instructions)
-
-
-def _named(node: Node) -> int:
-    return node.named

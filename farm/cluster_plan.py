@@ -41,7 +41,7 @@ class ClusterPlan(Ledger):
 
     def handle(self, *events: ev.Event) -> list[ev.Instruction]:
         """Take events in their order and return the instructions that follow, in order."""
-        self._out = []
+        self._out, self._forgot, self._now = [], False, self._clock()
         for event in events:
             self._take(event)
         changed = self._roster.changed
@@ -49,7 +49,9 @@ class ClusterPlan(Ledger):
             self._fill(changed.popitem()[1])
         if self._validate:
             check(self)
-        return [found for found in self._out if not self._is_back(found)]
+        if self._forgot:
+            return [found for found in self._out if not self._is_back(found)]
+        return self._out
 
     def _is_back(self, instruction: ev.Instruction) -> bool:
         """Say whether a key was forgotten and asked for again within one call."""
@@ -59,7 +61,7 @@ class ClusterPlan(Ledger):
 
     def _take(self, event: ev.Event) -> None:
         if isinstance(event, ev.Tick):
-            self._timers.run(self._clock())
+            self._timers.run(self._now)
             return
         if isinstance(event, ev.Joined):
             self._joined(event)
@@ -71,7 +73,7 @@ class ClusterPlan(Ledger):
                 self._no_taker(event.node, event.key, "the coordinator does not know this node")
                 self._forget(event.key)
             return
-        node.heard = self._clock()
+        node.heard = self._now
         match event:
             case ev.Asked():
                 self._asked(node, event)
@@ -97,7 +99,7 @@ class ClusterPlan(Ledger):
                 self._leave(node)
 
     def _asked(self, node: Node, event: ev.Asked) -> None:
-        key, now = event.key, self._clock()
+        key, now = event.key, self._now
         self.counters["asked"] += 1
         job = self._jobs.get(key)
         if job is not None:
@@ -146,7 +148,7 @@ class ClusterPlan(Ledger):
         if priority >= job.priority:
             return
         pool = self._roster.pool(job)
-        job.until = max(job.until, self._clock() + self.limits.deadlines[priority])
+        job.until = max(job.until, self._now + self.limits.deadlines[priority])
         if job.state == "queued":
             pool.left(job)
         job.priority = priority
@@ -171,7 +173,7 @@ class ClusterPlan(Ledger):
             self._again(job, f"{node.name} dropped it")
 
     def _finished(self, node: Node, key: bytes, seconds: float) -> None:
-        job, now = self._jobs.get(key), self._clock()
+        job, now = self._jobs.get(key), self._now
         if job is None:
             if key not in self._held:
                 self._held.add(key, Held(b"", SPECULATIVE, seconds, 0, 0, now))
@@ -251,7 +253,7 @@ class ClusterPlan(Ledger):
         if before is not None:
             self.counters["rejoined"] += 1
             self._leave(before)
-        now = self._clock()
+        now = self._now
         node = Node(event.node, max(0, event.slots), now, shares=event.shares)
         self._roster.add(node)
         for toolchain in dict.fromkeys(event.toolchains):
@@ -285,7 +287,7 @@ class ClusterPlan(Ledger):
         if toolchain in node.toolchains:
             self.counters["unavailable"] += 1
             pool = self._roster.quit(node, toolchain)
-            until = self._clock() + self.limits.unavailable_pause
+            until = self._now + self.limits.unavailable_pause
             self._timers.add(until, self._resume, node, toolchain)
             self._strand(pool)
 
@@ -303,7 +305,7 @@ class ClusterPlan(Ledger):
         if self._roster.nodes.get(node.name) is not node:
             return
         until = node.heard + self.limits.silence
-        if self._clock() < until:
+        if self._now < until:
             self._timers.add(until, self._silent, node)
             return
         self.counters["silent"] += 1
@@ -330,7 +332,7 @@ class ClusterPlan(Ledger):
 
     def _assign(self, job: Job, node: Node) -> None:
         own = node.name in job.askers
-        run = Run(job, node, self._clock(), job.priority >= SPECULATIVE, own)
+        run = Run(job, node, self._now, job.priority >= SPECULATIVE, own)
         self._roster.begin(run)
         self.counters["assigned"] += 1
         self._emit(ev.Assign(node.name, job.key, own))
@@ -355,7 +357,7 @@ class ClusterPlan(Ledger):
     def _look(self, run: Run, watch: int) -> None:
         if run.ended or run.watch != watch:
             return
-        job, now, limits = run.job, self._clock(), self.limits
+        job, now, limits = run.job, self._now, self.limits
         if now >= run.assigned + limits.deadlines[job.priority] + limits.overdue:
             self._overdue(run)
             return

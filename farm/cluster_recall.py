@@ -30,7 +30,7 @@ class Holdings:
     """Finished keys, bounded in number, in bytes of their requests and in age."""
 
     #: Holders that are remembered of one key: enough that none of them is asked by all.
-    HOLDERS = 16
+    HOLDERS = 8
 
     def __init__(self, max_keys: int, max_bytes: int, max_seconds: float) -> None:
         self._max_keys = max_keys

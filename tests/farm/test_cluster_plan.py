@@ -291,10 +291,13 @@ def test_holders_are_forgotten_by_bytes() -> None:
 def test_number_of_slots_may_change() -> None:
     """A node with less room than before is assigned no more than that."""
     bench = Bench("a", credits=9, slots=4)
-    bench.do(ev.Beat("a", 0))
+    bench.do(ev.Beat("a", 1))
     for number in range(4):
         bench.ask("a", f"k{number}")
-    assert bench.counters["assigned"] == bench.plan.limits.prefetch
+    assert bench.counters["assigned"] == 1 + bench.plan.limits.prefetch
+    bench.do(ev.Beat("a", 0))
+    for number in range(3):
+        assert assigned(bench.finish("a", f"k{number}")) == []
 
 
 def test_impossible_transition_is_an_error() -> None:
