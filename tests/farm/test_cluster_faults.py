@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from cluster_bench import CRASH, REJECTED, TOOLS, Bench, assigned, of
 
 from kernelfarm.farm import cluster_events as ev
+from kernelfarm.farm.cluster_pool import PASSED_OVER, Pool
 from kernelfarm.farm.errors import Failure
 from kernelfarm.farm.levels import SPECULATIVE, WAITING
 
@@ -283,3 +285,56 @@ def test_what_is_not_known_any_more_is_said_so() -> None:
     """A node whose holder is forgotten compiles it itself."""
     bench = Bench("a")
     assert [type(found) for found in bench.do(ev.Unfetched("a", b"k", "x"))] == [ev.NoTaker]
+
+
+def test_retries_that_wait_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many kernels wait for a busy node, only a few are looked at for each event."""
+    bench = Bench("a", credits=6)
+    bench.join("b", 0)
+    for number in range(50):
+        bench.ask("a", f"bad{number}")
+        bench.fail("a", f"bad{number}", CRASH)
+    looked = []
+    choose = Pool.choose
+    monkeypatch.setattr(Pool, "choose", lambda *args: looked.append(1) or choose(*args))
+    bench.do(ev.Pulled("a", 5))
+    assert len(looked) == PASSED_OVER
+
+
+def test_run_that_is_wanted_again_is_hedged() -> None:
+    """A run that nobody waited for when it became late is hedged once somebody does."""
+    bench = Bench("b")
+    bench.learn("b")
+    bench.join("a", 0)
+    bench.ask("a", "k")
+    bench.join("c", 4)
+    bench.do(ev.Dropped("a", b"k"))
+    assert bench.pass_time(3.0, "a", "b", "c") == []
+    assert bench.ask("a", "k") == []
+    assert assigned(bench.pass_time(1.0, "a", "b", "c")) == [("c", "k")]
+
+
+def test_foreign_run_goes_on_though_its_node_wants_it_no_more() -> None:
+    """A node that compiles for another goes on when a wish of its own for the same is dropped."""
+    bench = Bench("b")
+    bench.join("a", 0)
+    bench.ask("a", "k")
+    bench.join("c", 4)
+    bench.ask("b", "k")
+    assert bench.do(ev.Dropped("b", b"k")) == []
+    assert bench.finish("b", "k") == [ev.Found(("a",), b"k", "b")]
+    assert bench.counters["compiled"] == bench.counters["assigned"] == 1
+
+
+def test_coming_and_going_leaves_no_timers() -> None:
+    """Askers that change their mind do not have a run looked at ever more often."""
+    bench = Bench("b")
+    bench.learn("b")
+    bench.join("a", 0)
+    bench.ask("a", "k")
+    for _ in range(50):
+        bench.do(ev.Dropped("a", b"k"))
+        bench.ask("a", "k")
+    bench.pass_time(10.0, "a", "b")
+    of_run = [what for _, _, what, _ in bench.plan._timers._heap if what == bench.plan._look]
+    assert len(of_run) == 1
