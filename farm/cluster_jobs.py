@@ -100,8 +100,10 @@ class Node:
     heard: float
     #: It serves what it has fetched.
     shares: bool = False
-    #: How often it was named as a holder lately; halved now and then.
+    #: How often it was named as a holder lately; halved now and then, as the next one is.
     named: int = 0
+    #: Its assignments lately.
+    recent: int = 0
     #: Those whose jobs it takes now.
     toolchains: set[bytes] = field(default_factory=set)
     #: Assignments that it takes at once; 0 until it pulls.

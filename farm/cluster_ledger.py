@@ -249,8 +249,6 @@ class Ledger:
         self._rejected.trim(now)
         self._trim_held()
         self._roster.trim()
-        for node in self._roster.nodes.values():
-            node.named //= 2
         self._timers.add(now + HOUSEKEEPING, self._housekeeping)
 
     def _next(self) -> int:

@@ -14,6 +14,10 @@ from .levels import SPECULATIVE
 PASSED_OVER = 8
 #: Askers that are looked at for a free one of their own.
 OWN = 8
+#: A node that asks is taken first while its assignments lately are at most twice its share of
+#: these and of all. Whoever is ahead of everybody asks first for everything, and would compile it
+#: and then have to serve it to all: the larger the cluster, the worse.
+OWN_SHARED = 32
 
 _Entry = tuple[int, float, int, int, Job]
 
@@ -74,6 +78,8 @@ class Pool:
         self.wanted: dict[bytes, Job] = {}
         #: Compiling jobs that take long and have no hedge, by key, the longest waiting first.
         self.late: OrderedDict[bytes, Job] = OrderedDict()
+        #: Assignments lately; halved now and then.
+        self.recent = 0
         #: How many jobs of it are in state "queued".
         self.queued = 0
         self._limits = limits
@@ -174,9 +180,10 @@ class Pool:
         return job.tried if any(name not in job.tried for name in self.nodes) else ()
 
     def choose(self, job: Job, barred: Collection[str], rng: Random) -> Node | None:
-        """Return a node with a credit: one that asked, else the freer one of two."""
+        """Return a node with a credit: one that asked for it, else the freer one of two."""
+        share = 2 * (OWN_SHARED + self.recent) / max(1, len(self.nodes))
         for name, _ in zip(job.askers, range(OWN), strict=False):
-            if name in self._place and name not in barred:
+            if name in self._place and name not in barred and self.nodes[name].recent + 1 <= share:
                 return self.nodes[name]
         wanted = 2 + len(barred)
         if len(self._free) > wanted:

@@ -89,6 +89,8 @@ class Roster:
 
     def begin(self, run: Run) -> None:
         """Take a credit for a run."""
+        run.node.recent += 1
+        self.pool(run.job).recent += 1
         run.job.runs[run.node.name] = run.node.runs[run.job.key] = run
         for toolchain in run.node.toolchains:
             self.pools[toolchain].update(run.node)
@@ -119,7 +121,12 @@ class Roster:
         self.changed.update(self.pools)
 
     def trim(self) -> None:
-        """Forget the pools in which there is nothing."""
+        """Forget the pools in which there is nothing, and half of what nodes did lately."""
+        for node in self.nodes.values():
+            node.named //= 2
+            node.recent //= 2
+        for pool in self.pools.values():
+            pool.recent //= 2
         for toolchain in [name for name, pool in self.pools.items() if pool.empty()]:
             del self.pools[toolchain]
             self.changed.pop(toolchain, None)

@@ -333,3 +333,22 @@ def test_only_nodes_that_share_serve_copies() -> None:
     bench.ask("b", "k")
     bench.pass_time(1.0, "a", "b", "c")
     assert bench.ask("c", "k") == [ev.Found(("c",), b"k", "a")]
+
+
+def test_node_ahead_of_all_others_does_not_compile_everything() -> None:
+    """Who asks first for every kernel gets some more than its share, so that many hold them."""
+    nodes = [f"n{number}" for number in range(10)]
+    bench = Bench(*nodes)
+    for number in range(200):
+        ((node, _),) = assigned(bench.ask("n0", f"k{number}"))
+        bench.finish(node, f"k{number}")
+    first = bench.plan._roster.nodes["n0"].recent
+    assert 200 / 10 < first < 200 / 3
+
+
+def test_two_nodes_compile_what_they_ask_for() -> None:
+    """In a small cluster every kernel stays where it was asked for."""
+    bench = Bench("a", "b")
+    for number in range(100):
+        assert assigned(bench.ask("a", f"k{number}")) == [("a", f"k{number}")]
+        bench.finish("a", f"k{number}")
