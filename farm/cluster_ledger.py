@@ -226,9 +226,29 @@ class Ledger:
         self._emit(ev.Found(names, key, holder))
         nodes, soon = self._roster.nodes, self._now + self.limits.spread
         nodes[holder].named += len(names)
-        for name in islice(names, Holdings.HOLDERS):
-            if nodes[name].shares:
-                self._held.expect_holder(key, name, soon)
+        held = self._held.get(key)
+        for name in islice(names, Holdings.HOLDERS) if held is not None else ():
+            node = nodes[name]
+            if node.shares and self._make_room(held.holders, held.sure, node):
+                held.holders.setdefault(name, soon)
+
+    def _make_room(self, holders: dict[str, float], sure: str, node: Node) -> bool:
+        """Say whether a node is to be a holder too, instead of the busiest if there are many.
+
+        Those who ask first ask first for everything: without it they would serve everything.
+        """
+        if len(holders) < Holdings.HOLDERS:
+            return True
+        nodes, most, busiest = self._roster.nodes, node.named, ""
+        for name, since in holders.items():
+            if since > self._now:
+                return False  # one at a time, else none of them would be ready
+            other = nodes.get(name)
+            if name != sure and (other is None or other.named > most):
+                most, busiest = (most if other is None else other.named), name
+        if busiest:
+            del holders[busiest]
+        return bool(busiest)
 
     def _trim_held(self) -> None:
         for key in self._held.trim(self._now):

@@ -22,6 +22,8 @@ class Held:
     size: int
     refetches: int
     used: float
+    #: The holder that said so last; the others may be expected ones.
+    sure: str = ""
     #: Holder -> since when it has it, as far as is known.
     holders: dict[str, float] = field(default_factory=dict)
 
@@ -70,16 +72,11 @@ class Holdings:
 
     def add_holder(self, key: bytes, holder: str, since: float) -> None:
         """Remember one more holder of a key that is known; the oldest beyond a few is dropped."""
-        holders = self._found[key].holders
-        holders[holder] = since
-        if len(holders) > self.HOLDERS:
-            del holders[next(iter(holders))]
-
-    def expect_holder(self, key: bytes, holder: str, since: float) -> None:
-        """Remember who will have a key that is known, if there are only few."""
-        holders = self._found[key].holders
-        if len(holders) < self.HOLDERS:
-            holders.setdefault(holder, since)
+        held = self._found[key]
+        held.sure = holder
+        held.holders[holder] = since
+        if len(held.holders) > self.HOLDERS:
+            del held.holders[next(iter(held.holders))]
 
     def pop(self, key: bytes) -> Held:
         """Forget a key and return what was known of it."""

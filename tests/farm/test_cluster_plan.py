@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from cluster_bench import OTHER, TOOLS, Bench, assigned, of
 
@@ -352,3 +354,23 @@ def test_two_nodes_compile_what_they_ask_for() -> None:
     for number in range(100):
         assert assigned(bench.ask("a", f"k{number}")) == [("a", f"k{number}")]
         bench.finish("a", f"k{number}")
+
+
+def test_load_of_serving_moves_to_who_has_served_least() -> None:
+    """Of many that ask for many kernels in the same order, none serves most of them."""
+    names = [f"n{number}" for number in range(40)]
+    bench = Bench("compiler", credits=22, slots=20)
+    for name in names:
+        bench.do(ev.Joined(name, 4, (TOOLS,), shares=True))
+    keys = [f"k{number}" for number in range(20)]
+    for key in keys:
+        bench.ask("compiler", key)
+        bench.finish("compiler", key)
+    served: Counter[str] = Counter()
+    for name in names:
+        for key in keys:
+            (found,) = bench.ask(name, key)
+            assert isinstance(found, ev.Found)
+            served[found.holder] += 1
+        bench.now += 0.3
+    assert max(served.values()) < 4 * len(names) * len(keys) / len(names)
