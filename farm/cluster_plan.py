@@ -69,7 +69,7 @@ class ClusterPlan(Ledger):
         node = self._roster.nodes.get(event.node)
         if node is None:
             self.counters["strangers"] += 1
-            if isinstance(event, ev.Asked):
+            if isinstance(event, ev.Asked | ev.Unfetched):
                 self._no_taker(event.node, event.key, "the coordinator does not know this node")
                 self._forget(event.key)
             return
