@@ -204,11 +204,12 @@ class Ledger:
 
     # -- what is remembered -------------------------------------------------------------------
 
-    def _store(self, job: Job, holder: str, seconds: float) -> None:
+    def _store(self, job: Job, holder: str, seconds: float) -> Held:
         """Remember who has the artifact of a job that is stored."""
         held = Held(job.toolchain, job.priority, seconds, job.size, job.refetches, self._now)
         self._held.add(job.key, held)
         self._held.add_holder(job.key, holder, self._now)
+        return held
 
     def _other_holder(self, held: Held, asker: str) -> str | None:
         """Return the holder that is there and was named least; who asks has not got it."""
@@ -221,13 +222,12 @@ class Ledger:
                 best = node
         return None if best is None else best.name
 
-    def _tell_holder(self, names: tuple[str, ...], key: bytes, holder: str) -> None:
-        """Tell nodes where a key that is held is; soon they will be holders themselves."""
+    def _tell_holder(self, names: tuple[str, ...], key: bytes, held: Held, holder: str) -> None:
+        """Tell nodes where a key is; soon they will be holders themselves."""
         self._emit(ev.Found(names, key, holder))
         nodes, soon = self._roster.nodes, self._now + self.limits.spread
         nodes[holder].named += len(names)
-        held = self._held.get(key)
-        for name in islice(names, Holdings.HOLDERS) if held is not None else ():
+        for name in islice(names, Holdings.HOLDERS):
             node = nodes[name]
             if node.shares and self._make_room(held.holders, held.sure, node):
                 held.holders.setdefault(name, soon)

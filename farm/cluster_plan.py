@@ -116,7 +116,7 @@ class ClusterPlan(Ledger):
             if holder is not None:
                 self.counters["found"] += 1
                 self._held.use(key, now)
-                self._tell_holder((node.name,), key, holder)
+                self._tell_holder((node.name,), key, held, holder)
                 return
             self._held.pop(key)
         for past in (self._quarantine, self._rejected):
@@ -188,9 +188,9 @@ class ClusterPlan(Ledger):
         job.askers.pop(node.name, None)
         node.asked.discard(key)
         nodes = self._settle(job, "stored", spare=node.name)
-        self._store(job, node.name, seconds)
+        held = self._store(job, node.name, seconds)
         if nodes:
-            self._tell_holder(nodes, key, node.name)
+            self._tell_holder(nodes, key, held, node.name)
         self._trim_held()
 
     def _failed(self, node: Node, key: bytes, failure: Failure) -> None:
@@ -234,7 +234,7 @@ class ClusterPlan(Ledger):
         held.holders.pop(holder, None)
         other = self._other_holder(held, node.name)
         if other is not None:
-            self._tell_holder((node.name,), key, other)
+            self._tell_holder((node.name,), key, held, other)
             return
         self._held.pop(key)
         if not held.toolchain or held.refetches >= self.limits.refetches:
