@@ -229,25 +229,26 @@ class Ledger:
         nodes[holder].named += len(names)
         for name in islice(names, Holdings.HOLDERS):
             node = nodes[name]
-            if node.shares and self._make_room(held.holders, held.sure, node):
+            if node.shares and self._make_room(held, node):
                 held.holders.setdefault(name, soon)
+                held.ready = soon
 
-    def _make_room(self, holders: dict[str, float], sure: str, node: Node) -> bool:
+    def _make_room(self, held: Held, node: Node) -> bool:
         """Say whether a node is to be a holder too, instead of the busiest if there are many.
 
         Those who ask first ask first for everything: without it they would serve everything.
         """
-        if len(holders) < Holdings.HOLDERS:
+        if len(held.holders) < Holdings.HOLDERS:
             return True
+        if held.ready > self._now:
+            return False  # one at a time, else none of them would be ready
         nodes, most, busiest = self._roster.nodes, node.named, ""
-        for name, since in holders.items():
-            if since > self._now:
-                return False  # one at a time, else none of them would be ready
+        for name in held.holders:
             other = nodes.get(name)
-            if name != sure and (other is None or other.named > most):
+            if name != held.sure and (other is None or other.named > most):
                 most, busiest = (most if other is None else other.named), name
         if busiest:
-            del holders[busiest]
+            del held.holders[busiest]
         return bool(busiest)
 
     def _trim_held(self) -> None:

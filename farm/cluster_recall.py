@@ -26,6 +26,8 @@ class Held:
     sure: str = ""
     #: Holder -> since when it has it, as far as is known.
     holders: dict[str, float] = field(default_factory=dict)
+    #: When all that are expected have it.
+    ready: float = 0.0
 
 
 class Holdings:

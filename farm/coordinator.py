@@ -7,6 +7,7 @@ what nodes tell. Only hosts of the cluster import this module, and only its func
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
@@ -24,6 +25,9 @@ class Coordinator:
     """An async Ray actor around one CoordinatorHost; arguments and results are plain data."""
 
     def __init__(self, index: int, count: int) -> None:
+        # What a plan drops is in no cycle, and a full collection with 300,000 jobs in flight would
+        # stop it for a second; this leaves collections to what Ray itself may leave in cycles.
+        gc.set_threshold(100_000, 50, 1_000)
         self._host = CoordinatorHost(index, count, fatal=_end)
 
     async def join(self, node: str, info: Message) -> Message:

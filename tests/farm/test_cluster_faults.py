@@ -338,3 +338,14 @@ def test_coming_and_going_leaves_no_timers() -> None:
     bench.pass_time(10.0, "a", "b")
     of_run = [what for _, _, what, _ in bench.plan._timers._heap if what == bench.plan._look]
     assert len(of_run) == 1
+
+
+def test_hedge_does_not_go_where_it_crashed() -> None:
+    """A late second attempt is hedged on a third node, not on the first."""
+    bench = Bench("a", "b")
+    bench.learn()
+    bench.ask("a", "k")
+    assert assigned(bench.fail("a", "k", CRASH)) == [("b", "k")]
+    assert bench.pass_time(3.0, "a", "b") == []
+    bench.do(ev.Joined("c", 4, (TOOLS,)))
+    assert assigned(bench.do(ev.Pulled("c", 4))) == [("c", "k")]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 
 import pytest
-from cluster_bench import OTHER, TOOLS, Bench, assigned, of
+from cluster_bench import OTHER, REJECTED, TOOLS, Bench, assigned, of
 
 from kernelfarm.farm import cluster_events as ev
-from kernelfarm.farm.cluster_jobs import TRANSITIONS
+from kernelfarm.farm.cluster_jobs import TRANSITIONS, Job, Run
 from kernelfarm.farm.errors import InvalidTransition
 from kernelfarm.farm.levels import AUTOTUNE, EMITTED, SPECULATIVE, WAITING
 
@@ -374,3 +375,22 @@ def test_load_of_serving_moves_to_who_has_served_least() -> None:
             served[found.holder] += 1
         bench.now += 0.3
     assert max(served.values()) < 4 * len(names) * len(keys) / len(names)
+
+
+def test_ended_jobs_are_freed_without_a_collection() -> None:
+    """What the plan drops is in no cycle: a coordinator may collect garbage as good as never."""
+    bench = Bench("a", "b")
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(20):
+            ((node, _),) = assigned(bench.ask("a", f"k{number}"))
+            if number % 2:
+                bench.finish(node, f"k{number}")
+            else:
+                bench.fail(node, f"k{number}", REJECTED)
+        bench.pass_time(10.0, "a", "b")
+        left = [found for found in gc.get_objects() if isinstance(found, Job | Run)]
+    finally:
+        gc.enable()
+    assert left == []
