@@ -390,7 +390,7 @@ def test_ended_jobs_are_freed_without_a_collection() -> None:
             else:
                 bench.fail(node, f"k{number}", REJECTED)
         bench.pass_time(10.0, "a", "b")
-        left = [found for found in gc.get_objects() if isinstance(found, Job | Run)]
+        left = [found for found in gc.get_objects() if type(found) in (Job, Run)]
     finally:
         gc.enable()
     assert left == []

@@ -121,7 +121,7 @@ def _changed(before: dict[str, bytes], after: dict[str, bytes]) -> set[str]:
         ({"args_device": "cpu"}, {"graph.nodes"}),
         ({"constant": 1.5}, {"graph.constants"}),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value) if isinstance(value, set) else value),
 )
 def test_what_code_generation_sees_is_in_the_key(change: dict[str, Any], parts: set[str]) -> None:
     """Each change moves the parts that it should, and only those."""
