@@ -15,9 +15,9 @@ from torch.fx import Graph, GraphModule
 from ..seam.target import Target
 from .attention import choose_attention_everywhere
 from .literals import replace_literals
-from .losses import replace_losses
+from .losses import multilabel_margin_loss
 from .masks import state_causality
-from .upsampling import repeat_pixels
+from .upsampling import interpolate
 
 aten = torch.ops.aten
 
@@ -30,8 +30,7 @@ def make_choices(module: GraphModule, target: Target) -> None:
     choose_attention_everywhere(module, flash=target.device_model.flash_attention)
     for part in module.modules():
         if isinstance(part, GraphModule):
-            changed = choose_batch_norm(part.graph) + replace_literals(part.graph)
-            changed += repeat_pixels(part.graph) + replace_losses(part.graph)
+            changed = replace_calls(part.graph) + replace_literals(part.graph)
             if changed:
                 part.recompile()
 
@@ -101,17 +100,21 @@ def _instance_norm(
     return result.view(input.shape)
 
 
+#: Functions of torch, and ours that stand for them: batch and instance norm, whose operator would
+#: depend on cuDNN, and what torch traces badly (upsampling.py) or wrongly (losses.py).
 _REPLACED: tuple[tuple[Any, Any], ...] = (
     (F.batch_norm, batch_norm),
     (torch.batch_norm, _batch_norm_builtin),
     (aten.batch_norm.default, _batch_norm_builtin),
     (torch.instance_norm, _instance_norm),
     (aten.instance_norm.default, _instance_norm),
+    (F.interpolate, interpolate),
+    (F.multilabel_margin_loss, multilabel_margin_loss),
 )
 
 
-def choose_batch_norm(graph: Graph) -> int:
-    """Replace batch and instance norms, whose operator would depend on cuDNN; return how many."""
+def replace_calls(graph: Graph) -> int:
+    """Replace the calls of what `_REPLACED` names by ours; return how many there were."""
     count = 0
     for node in graph.nodes:
         for original, ours in _REPLACED:

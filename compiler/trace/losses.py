@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch.fx import Graph
 from torch.nn import _reduction
 
 
@@ -38,12 +37,3 @@ def multilabel_margin_loss(
     if reduction == "none":
         return loss
     return loss.mean() if reduction == "mean" else loss.sum()
-
-
-def replace_losses(graph: Graph) -> int:
-    """Replace the calls of F.multilabel_margin_loss; return how many there were."""
-    count = 0
-    for node in graph.find_nodes(op="call_function", target=F.multilabel_margin_loss):
-        node.target = multilabel_margin_loss
-        count += 1
-    return count

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch._prims_common import suggest_memory_format
-from torch.fx import Graph
 
 
 def interpolate(
@@ -72,12 +71,3 @@ def _single(number: float) -> float:
     """The nearest float32, computed without torch, which traces what runs here."""
     rounded: float = struct.unpack("f", struct.pack("f", number))[0]
     return rounded
-
-
-def repeat_pixels(graph: Graph) -> int:
-    """Replace the calls of F.interpolate by `interpolate`; return how many there were."""
-    count = 0
-    for node in graph.find_nodes(op="call_function", target=F.interpolate):
-        node.target = interpolate
-        count += 1
-    return count
