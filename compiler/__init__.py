@@ -11,6 +11,7 @@ assemble    groups become the lines of a host program
 host        the host program: data, planned (reuse) and verified; stored opens one from a record
 seam/       target, request, front half (text to TTIR), back half (TTIR to binary)
 runtime/    launchers and the loader
+context     what one compile knows of the world: target, services, runtime, knobs
 pipeline    the whole of it on one page; generate is its half for a graph that is not stored
 
 Importing this package imports nothing else; the zygote imports ``compiler.seam`` without torch.

@@ -43,7 +43,12 @@ class CompileContext:
     report: Report
     deferred: list[Callable[[], None]] = field(default_factory=list)
 
+    @property
+    def interpreted(self) -> bool:
+        """Whether kernels run on CPU tensors, by the interpreter: nothing is submitted or keyed."""
+        return self.runtime is not None and self.runtime.name == "interpreter"
 
-def device_type(ctx: CompileContext) -> str:
-    """Torch's name of the devices that are the target: the CPU's for the interpreter."""
-    return "cpu" if ctx.runtime is not None and ctx.runtime.name == "interpreter" else "cuda"
+    @property
+    def device_type(self) -> str:
+        """Torch's name of the devices that are the target: the CPU's for the interpreter."""
+        return "cpu" if self.interpreted else "cuda"

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from . import host
 from .assemble import Assembler, assemble_group
-from .context import CompileContext, device_type
+from .context import CompileContext
 from .fuse import fuse, live_after, split_groups
 from .host_plan import plan
 from .kernel import Kernel, KernelBuilder
@@ -42,9 +42,8 @@ def _generate(
     gm: GraphModule, ctx: CompileContext, symbols: Symbols | None
 ) -> tuple[host.HostProgram, list[Kernel], list[Future[Compiled]]]:
     report = ctx.report
-    interpreted = ctx.runtime is not None and ctx.runtime.name == "interpreter"
     with report.phase("lowering"):
-        lowering = Lowering(gm, device_type(ctx), symbols)
+        lowering = Lowering(gm, ctx.device_type, symbols)
         graph = lowering.run()
         report.count_operators("lowered", lowering.lowered_ops)
         report.count_operators("fallback", lowering.fallback_ops)
@@ -57,7 +56,7 @@ def _generate(
 
     def submit(kernel: Kernel) -> None:
         report.kernel_emitted(kernel.name)
-        if not interpreted:
+        if not ctx.interpreted:
             with report.phase("submit"):
                 futures.append(ctx.service.submit(kernel.request, Priority.EMITTED))
 

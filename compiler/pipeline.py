@@ -4,8 +4,9 @@
     miss: lower -> fuse -> for each group: kernel (submitted at once), host lines
           -> plan -> wait for the kernels -> load -> publish the graph            (cold)
 
-A kernel is submitted the moment its text is final, so the farm compiles the first ones while the
-later ones are still being generated. Loading is the only place that waits.
+From lower to plan is generate.py, which a hit does not import. A kernel is submitted the moment
+its text is final, so the farm compiles the first ones while the later ones are still being
+generated. Loading is the only place that waits.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.fx import GraphModule
 
 from . import host
 from .admission import admit
-from .context import CompileContext, device_type
+from .context import CompileContext
 from .errors import GraphError
 from .graph_key import Unkeyable, compiler_sources_digest, graph_key_parts
 from .host_codec import encode
@@ -52,7 +53,7 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], ctx: CompileCo
         ctx.report.graph("compiled")
         ctx.report.not_cached(f"{symbols.refusal}; it runs op by op")
         return run_eagerly(gm)
-    admit(gm, device_type(ctx))
+    admit(gm, ctx.device_type)
     parts = _key(gm, example_inputs, symbols, ctx)
     if parts is not None:
         found, parts = _stored(gm, parts, symbols, ctx)
@@ -98,7 +99,7 @@ def _key(
     gm: GraphModule, inputs: Sequence[Any], symbols: Symbols, ctx: CompileContext
 ) -> KeyParts | None:
     """The graph's key parts; None, with the reason in the report, if it cannot be keyed exactly."""
-    if ctx.graphs is None or (ctx.runtime is not None and ctx.runtime.name == "interpreter"):
+    if ctx.graphs is None or ctx.interpreted:
         return None
     with ctx.report.phase("graph_key"):
         try:
@@ -168,7 +169,7 @@ def _finish(
 
         ctx.deferred.append(publish)
         return run_eagerly(gm)
-    if ctx.runtime.name == "interpreter":
+    if ctx.interpreted:
         loadables: list[LoadableKernel] = [k.request for k in kernels]
         with ctx.report.phase("load"):
             return load_program(program, loadables, ctx.runtime)
