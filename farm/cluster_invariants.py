@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .levels import SPECULATIVE
+
 if TYPE_CHECKING:
     from .cluster_ledger import Ledger
 
@@ -27,7 +29,7 @@ def check(plan: Ledger) -> None:
         for name, run in job.runs.items():
             assert not run.ended and run.job is job, job
             assert roster.nodes[name].runs[key] is run, job
-            assert not run.speculative or job.priority == 3, job
+            assert not run.speculative or job.priority == SPECULATIVE, job
     for name, node in roster.nodes.items():
         assert node.name == name
         assert all(name in jobs[key].askers for key in node.asked), node
@@ -50,5 +52,5 @@ def check(plan: Ledger) -> None:
         # What waits does so for a reason: no credit, or only speculation and retries are left.
         if free:
             for job in of_pool:
-                held_up = job.tried or job.priority == 3
+                held_up = job.tried or job.priority == SPECULATIVE
                 assert job.state != "queued" or held_up, job

@@ -11,6 +11,16 @@ from kernelfarm.farm.errors import Failure
 from kernelfarm.farm.levels import SPECULATIVE, WAITING
 
 
+def compiled_by_b_for_a() -> Bench:
+    """A plan that knows what is usual, in which b compiles k for a and c has nothing to do."""
+    bench = Bench("b")
+    bench.learn("b")
+    bench.join("a", 0)
+    bench.ask("a", "k")
+    bench.join("c", 4)
+    return bench
+
+
 def test_silent_node_loses_its_assignments() -> None:
     """A node that says nothing for six seconds is out, and its kernels go to another, once."""
     bench = Bench("b", "c", hedge_blind=60.0)
@@ -61,11 +71,7 @@ def test_late_run_is_hedged_once() -> None:
 
 def test_loser_of_a_hedge_is_cancelled() -> None:
     """A node that compiles for another is told when it need not any more."""
-    bench = Bench("b")
-    bench.learn("b")
-    bench.join("a", 0)
-    bench.ask("a", "k")
-    bench.join("c", 4)
+    bench = compiled_by_b_for_a()
     assert assigned(bench.pass_time(1.0, "a", "b", "c")) == [("c", "k")]
     assert bench.finish("c", "k") == [ev.Cancel("b", b"k"), ev.Found(("a",), b"k", "c")]
     assert bench.finish("b", "k") == []
@@ -165,11 +171,7 @@ def test_kernel_that_crashed_twice_fails_at_once_for_a_while() -> None:
 
 def test_compiler_error_is_final() -> None:
     """What the compiler itself refuses is not tried elsewhere, and a hedge of it is cancelled."""
-    bench = Bench("b")
-    bench.learn("b")
-    bench.join("a", 0)
-    bench.ask("a", "k")
-    bench.join("c", 4)
+    bench = compiled_by_b_for_a()
     bench.pass_time(1.0, "a", "b", "c")
     assert bench.fail("b", "k", REJECTED) == [
         ev.Cancel("c", b"k"),
@@ -303,11 +305,7 @@ def test_retries_that_wait_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_run_that_is_wanted_again_is_hedged() -> None:
     """A run that nobody waited for when it became late is hedged once somebody does."""
-    bench = Bench("b")
-    bench.learn("b")
-    bench.join("a", 0)
-    bench.ask("a", "k")
-    bench.join("c", 4)
+    bench = compiled_by_b_for_a()
     bench.do(ev.Dropped("a", b"k"))
     assert bench.pass_time(3.0, "a", "b", "c") == []
     assert bench.ask("a", "k") == []
